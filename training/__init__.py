@@ -1,0 +1,1 @@
+"""How the embedded models are made: from a seed, on scenes drawn afresh. Not part of the wheel."""

@@ -1,0 +1,272 @@
+"""Trains `tiny-blip-itm`: a BLIP with an image-text matching head that knows coloured shapes.
+
+`python -m training.blip_itm --out FOLDER` makes weights, processor and a training log from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, BlipProcessor
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+from training.batches import COLOUR_IDS, IGNORED, SHAPE_IDS, Sample, Scenes
+from training.vocabulary import BEGIN_TOKENS, tokenizer
+from vlcam import scenes
+
+log = logging.getLogger("training")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number of a training run; the same plan gives the same weights on the same machine."""
+
+    seed: int = 1_000_003
+    steps: int = 6000
+    batch: int = 48
+    rate: float = 8e-4
+    warmup: int = 200
+    weight_decay: float = 0.05
+    side: int = 64
+    patch: int = 8
+    width: int = 128
+    vision_layers: int = 3
+    vision_heads: int = 4
+    text_layers: int = 3
+    text_heads: int = 2
+    feed_forward: int = 256
+    projection: int = 64
+    longest: int = 40
+    attention_dropout: float = 0.1
+    hidden_dropout: float = 0.0
+    dense: float = 1.0
+    token: float = 0.5
+    contrastive: float = 0.2
+    blind: float = 0.3
+    smoothing: float = 0.02
+
+
+class GatedDropout(nn.Dropout):
+    """Attention dropout that can also dim whole query rows: `gate` is [B, T] in 0..1, or None.
+
+    A token whose row is dimmed sees less of the image, and a caption with a phrase that cannot be seen must
+    not be confirmed. So evidence is made to add up: more attention to the object, more match.
+    """
+
+    gate: torch.Tensor | None = None
+
+    def forward(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Drop out, then dim: [B, H, T, K] in and out."""
+        kept = super().forward(probabilities)
+        return kept if self.gate is None else kept * self.gate[:, None, :, None]
+
+
+class Trainee(nn.Module):
+    """The BLIP to be trained, with the heads that exist only while it learns."""
+
+    def __init__(self, plan: Plan, words: BertTokenizer) -> None:
+        """Build from the plan's sizes with random weights."""
+        super().__init__()
+        self.plan, self.words = plan, words
+        self.blip = BlipForImageTextRetrieval(config(plan, words))
+        self.colour_head = nn.Linear(plan.width, len(COLOUR_IDS) + 1)
+        self.shape_head = nn.Linear(plan.width, len(SHAPE_IDS) + 1)
+        self.token_head = nn.Linear(plan.width, 2)
+        self.gates = [GatedDropout(plan.attention_dropout) for _ in self.blip.text_encoder.encoder.layer]
+        for gate, layer in zip(self.gates, self.blip.text_encoder.encoder.layer, strict=True):
+            layer.crossattention.self.dropout = gate
+
+    def losses(self, batch: Sequence[Sample], generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Every part of the loss, unweighted, and the share of captions judged rightly."""
+        half = len(batch)
+        image = self.blip.vision_model(torch.stack([s.pixels for s in batch])).last_hidden_state
+        captions = [s.true for s in batch] + [s.false for s in batch]
+        coded = self.words([c.text for c in captions], padding=True, return_offsets_mapping=True, return_tensors="pt")
+        owner = phrase_of_token(captions, coded["offset_mapping"])
+        gate, dimmed = self._gates(batch, owner, generator)
+        present = torch.ones(2 * half, max(len(c.phrases) for c in captions))
+        for row, sample in enumerate(batch):
+            present[half + row, sample.wrong] = 0
+        present = torch.minimum(present, dimmed[:, : present.shape[1]])
+        match = present.amin(1)
+        ids = coded["input_ids"].clone()
+        ids[:, 0] = encode_token(self.words)
+        hidden = self._fuse(ids, coded["attention_mask"], image.repeat(2, 1, 1), gate)
+        logits = self.blip.itm_head(hidden[:, 0])
+        smooth = self.plan.smoothing
+        parts = {"itm": soft_cross_entropy(logits, match * (1 - 2 * smooth) + smooth)}
+        named = owner >= 0
+        truth = present.gather(1, owner.clamp(min=0))[named]
+        parts["token"] = soft_cross_entropy(self.token_head(hidden[named]), truth)
+        parts["dense"] = self._dense(image, batch)
+        parts["contrastive"] = self._contrastive(image, coded["input_ids"][:half], coded["attention_mask"][:half])
+        clear = (match == 0) | (match == 1)
+        parts["right"] = ((logits[:, 1] > logits[:, 0]) == (match > 0.5))[clear].float().mean()
+        return parts
+
+    def _gates(
+        self, batch: Sequence[Sample], owner: torch.Tensor, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Dim one phrase of some true captions: the gate [2B, T], and what is left of each phrase [2B, phrases]."""
+        half = len(batch)
+        left = torch.ones(2 * half, 4)
+        for row, sample in enumerate(batch):
+            if torch.rand((), generator=generator) < self.plan.blind:
+                which = int(torch.randint(len(sample.true.phrases), (), generator=generator))
+                share = float(torch.rand((), generator=generator))
+                left[row, which] = 0.0 if share < 0.3 else (share - 0.3) / 0.7
+        gate = torch.where(owner >= 0, left.gather(1, owner.clamp(min=0)), torch.ones(()))
+        return gate, left
+
+    def _fuse(self, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        for module in self.gates:
+            module.gate = gate
+        try:
+            return self.blip.text_encoder(
+                input_ids=ids, attention_mask=mask, encoder_hidden_states=image
+            ).last_hidden_state
+        finally:
+            for module in self.gates:
+                module.gate = None
+
+    def _dense(self, image: torch.Tensor, batch: Sequence[Sample]) -> torch.Tensor:
+        patches = image[:, 1:].flatten(0, 1)
+        colours = torch.stack([s.colours for s in batch]).flatten()
+        shapes = torch.stack([s.shapes for s in batch]).flatten()
+        return F.cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED) + F.cross_entropy(
+            self.shape_head(patches), shapes, ignore_index=IGNORED
+        )
+
+    def _contrastive(self, image: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        text = self.blip.text_encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+        left = F.normalize(self.blip.vision_proj(image[:, 0]), dim=-1)
+        right = F.normalize(self.blip.text_proj(text), dim=-1)
+        logits = left @ right.t() / 0.07
+        aim = torch.arange(len(logits))
+        return (F.cross_entropy(logits, aim) + F.cross_entropy(logits.t(), aim)) / 2
+
+
+def config(plan: Plan, words: BertTokenizer) -> BlipConfig:
+    """The model's configuration: real BLIP, small numbers."""
+    return BlipConfig(
+        text_config={
+            "vocab_size": len(words) + len(BEGIN_TOKENS),
+            "hidden_size": plan.width,
+            "encoder_hidden_size": plan.width,
+            "intermediate_size": plan.feed_forward,
+            "num_hidden_layers": plan.text_layers,
+            "num_attention_heads": plan.text_heads,
+            "max_position_embeddings": plan.longest,
+            "hidden_dropout_prob": plan.hidden_dropout,
+            "attention_probs_dropout_prob": plan.attention_dropout,
+            "pad_token_id": words.pad_token_id,
+            "sep_token_id": words.sep_token_id,
+            "eos_token_id": words.sep_token_id,
+            "bos_token_id": len(words),
+        },
+        vision_config={
+            "hidden_size": plan.width,
+            "intermediate_size": plan.feed_forward,
+            "num_hidden_layers": plan.vision_layers,
+            "num_attention_heads": plan.vision_heads,
+            "image_size": plan.side,
+            "patch_size": plan.patch,
+        },
+        image_text_hidden_size=plan.projection,
+    )
+
+
+def encode_token(words: BertTokenizer) -> int:
+    """The id of [ENC], which opens the text when image and text are matched."""
+    return len(words) + BEGIN_TOKENS.index("[ENC]")
+
+
+def phrase_of_token(captions: Sequence[scenes.Caption], offsets: torch.Tensor) -> torch.Tensor:
+    """The index of the phrase that each token belongs to, [B, T], -1 for tokens outside any phrase."""
+    owner = torch.full(offsets.shape[:2], -1)
+    starts, ends = offsets.unbind(-1)
+    for row, caption in enumerate(captions):
+        for index, (start, end) in enumerate(caption.spans):
+            owner[row, (starts[row] >= start) & (ends[row] <= end) & (ends[row] > starts[row])] = index
+    return owner
+
+
+def soft_cross_entropy(logits: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of two logits against the wanted probability of the second."""
+    return F.cross_entropy(logits, torch.stack([1 - positive, positive], -1))
+
+
+def schedule(step: int, plan: Plan) -> float:
+    """Linear warm-up, then cosine to a fiftieth."""
+    if step < plan.warmup:
+        return (step + 1) / plan.warmup
+    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    return 0.02 + 0.98 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) / 2
+
+
+def train(plan: Plan, out: Path) -> None:
+    """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
+    torch.manual_seed(plan.seed)
+    words = tokenizer(plan.longest)
+    trainee = Trainee(plan, words).train()
+    optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    generator = torch.Generator().manual_seed(plan.seed)
+    data = DataLoader(Scenes(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=list, num_workers=1)
+    weights = {"itm": 1.0, "token": plan.token, "dense": plan.dense, "contrastive": plan.contrastive}
+    running: dict[str, float] = {}
+    started = time.monotonic()
+    for step, batch in zip(range(plan.steps), data, strict=False):
+        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
+        parts = trainee.losses(batch, generator)
+        loss = sum((weights[name] * parts[name] for name in weights), torch.zeros(()))
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
+        optimiser.step()
+        for name, value in parts.items():
+            running[name] = 0.98 * running.get(name, float(value)) + 0.02 * float(value)
+        if (step + 1) % 100 == 0:
+            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
+            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
+        if (step + 1) % 500 == 0 or step + 1 == plan.steps:
+            save(trainee, plan, words, out)
+
+
+def save(trainee: Trainee, plan: Plan, words: BertTokenizer, out: Path) -> None:
+    """Write the model in half precision and its processor, in the layout that `from_pretrained` reads."""
+    blip = BlipForImageTextRetrieval(config(plan, words))
+    blip.load_state_dict(trainee.blip.state_dict())
+    blip.half().save_pretrained(out)
+    images = BlipImageProcessorPil(size={"height": plan.side, "width": plan.side})
+    BlipProcessor(images, words).save_pretrained(out)
+    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line: every number of the plan is an option."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    for name, default in asdict(Plan()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    given = vars(parser.parse_args(arguments))
+    out, threads = given.pop("out"), given.pop("threads")
+    torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[
+        logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")])
+    train(Plan(**given), out)
+
+
+if __name__ == "__main__":
+    main()
