@@ -17,13 +17,19 @@ STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
 COLOUR_IDS = {colour: index + 1 for index, colour in enumerate(scenes.COLOURS)}
 SHAPE_IDS = {shape: index + 1 for index, shape in enumerate(scenes.SHAPES)}
 BACKGROUND, IGNORED = 0, -100
+FALSEHOODS: tuple[scenes.Mismatch, ...] = ("object", "attribute", "binding")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One scene ready for training: pixels [3, S, S], patch labels [h, w] and its true and false captions."""
+    """One scene ready for training.
+
+    `pixels` is [3, S, S]; `cover` [objects, h * w] is the share of each patch that each object covers; `colours`
+    and `shapes` [h * w] label the patches; `wrong` is the index of the false caption's false phrase.
+    """
 
     pixels: torch.Tensor
+    cover: torch.Tensor
     colours: torch.Tensor
     shapes: torch.Tensor
     true: scenes.Caption
@@ -37,17 +43,30 @@ def pixels(image: Image.Image, side: int) -> torch.Tensor:
     return torch.from_numpy(((array - MEAN) / STD).transpose(2, 0, 1).copy())
 
 
-def patch_labels(scene: scenes.Scene, grid: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Colour and shape id of the object that covers at least half of each patch; grazed patches are ignored."""
-    colours = np.full((grid, grid), BACKGROUND)
-    shapes = np.full((grid, grid), BACKGROUND)
-    for item in scene.objects:
-        height, width = item.mask.shape
-        cover = item.mask.reshape(grid, height // grid, grid, width // grid).mean((1, 3))
-        grazed = (cover > 0.1) & (cover < 0.5)
+def patch_cover(scene: scenes.Scene, grid: int) -> torch.Tensor:
+    """The share of each patch that each object covers, [objects, grid, grid]."""
+    masks = np.stack([item.mask for item in scene.objects]).astype(np.float32)
+    height, width = masks.shape[1:]
+    return torch.from_numpy(masks.reshape(-1, grid, height // grid, grid, width // grid).mean((2, 4)))
+
+
+def patch_labels(scene: scenes.Scene, cover: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Colour and shape id of the object that covers half of a patch; patches that are only grazed are ignored."""
+    colours, shapes = torch.full((2, *cover.shape[1:]), BACKGROUND)
+    for item, share in zip(scene.objects, cover, strict=True):
+        grazed, covered = (share > 0.1) & (share < 0.5), share >= 0.5
         colours[grazed] = shapes[grazed] = IGNORED
-        colours[cover >= 0.5], shapes[cover >= 0.5] = COLOUR_IDS[item.colour], SHAPE_IDS[item.shape]
-    return torch.from_numpy(colours), torch.from_numpy(shapes)
+        colours[covered], shapes[covered] = COLOUR_IDS[item.colour], SHAPE_IDS[item.shape]
+    return colours, shapes
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    scene: scenes.Scene
+    pixels: torch.Tensor
+    cover: torch.Tensor
+    colours: torch.Tensor
+    shapes: torch.Tensor
 
 
 class Scenes(IterableDataset[Sample]):
@@ -60,28 +79,41 @@ class Scenes(IterableDataset[Sample]):
         self.seed, self.side, self.patch, self.repeats, self.pool = seed, side, patch, repeats, pool
 
     def __iter__(self) -> Iterator[Sample]:
+        """Samples without end; the order is fixed by the seed."""
         rng = np.random.default_rng(self.seed)
-        pool: list[tuple[scenes.Scene, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        pool: list[_Drawn] = []
         index = 0
         while True:
+            place = int(rng.integers(self.pool))
             if len(pool) < self.pool or rng.random() < 1 / self.repeats:
-                scene = next(scenes.generate(1, seed=self.seed, start=index))
+                drawn = self._draw(index)
                 index += 1
-                made = (scene, pixels(scene.image, self.side), *patch_labels(scene, self.side // self.patch))
                 if len(pool) < self.pool:
-                    pool.append(made)
+                    pool.append(drawn)
                 else:
-                    pool[int(rng.integers(self.pool))] = made
+                    pool[place] = drawn
             else:
-                made = pool[int(rng.integers(len(pool)))]
-            yield self._sample(made, rng)
+                drawn = pool[place]
+            yield _sample(drawn, rng)
 
-    def _sample(
-        self, made: tuple[scenes.Scene, torch.Tensor, torch.Tensor, torch.Tensor], rng: np.random.Generator
-    ) -> Sample:
-        scene, image, colours, shapes = made
-        kind = ("object", "attribute", "binding")[int(rng.choice(3, p=(0.5, 0.3, 0.2)))]
-        false, wrong = scenes.mismatch(scene, kind, seed=int(rng.integers(1 << 30)))
-        mirrored = [axis for axis in (-2, -1) if rng.random() < 0.5]
-        true = scenes.Caption(scene.caption, scene.phrases(), tuple(item.span for item in scene.objects))
-        return Sample(image.flip(mirrored), colours.flip(mirrored), shapes.flip(mirrored), true, false, wrong)
+    def _draw(self, index: int) -> _Drawn:
+        scene = next(scenes.generate(1, seed=self.seed, start=index))
+        cover = patch_cover(scene, self.side // self.patch)
+        return _Drawn(scene, pixels(scene.image, self.side), cover, *patch_labels(scene, cover))
+
+
+def _sample(drawn: _Drawn, rng: np.random.Generator) -> Sample:
+    scene = drawn.scene
+    kind = FALSEHOODS[int(rng.choice(3, p=(0.5, 0.3, 0.2)))]
+    false, wrong = scenes.mismatch(scene, kind, seed=int(rng.integers(1 << 30)))
+    axes = [axis for axis in (-2, -1) if rng.random() < 0.5]
+    true = scenes.Caption(scene.caption, scene.phrases(), tuple(item.span for item in scene.objects))
+    return Sample(
+        drawn.pixels.flip(axes),
+        drawn.cover.flip(axes).flatten(1),
+        drawn.colours.flip(axes).flatten(),
+        drawn.shapes.flip(axes).flatten(),
+        true,
+        false,
+        wrong,
+    )

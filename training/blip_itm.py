@@ -50,25 +50,29 @@ class Plan:
     attention_dropout: float = 0.1
     hidden_dropout: float = 0.0
     dense: float = 1.0
+    look: float = 0.3
     token: float = 0.5
     contrastive: float = 0.2
-    blind: float = 0.3
+    blind: float = 0.5
     smoothing: float = 0.02
 
 
 class GatedDropout(nn.Dropout):
-    """Attention dropout that can also dim whole query rows: `gate` is [B, T] in 0..1, or None.
+    """Attention dropout that can also dim what a query sees: `gate` is [B, T, K] in 0..1, or None.
 
-    A token whose row is dimmed sees less of the image, and a caption with a phrase that cannot be seen must
-    not be confirmed. So evidence is made to add up: more attention to the object, more match.
+    A caption must not be confirmed when the patches of one of its objects are dimmed, or when the words of one
+    of its phrases cannot see. So evidence is made to add up, and to lie where the object lies: more attention
+    to the object, more match.
     """
 
     gate: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
     def forward(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Drop out, then dim: [B, H, T, K] in and out."""
+        """Drop out, then dim: [B, H, T, K] in and out; what came in is kept as `seen`."""
+        self.seen = probabilities
         kept = super().forward(probabilities)
-        return kept if self.gate is None else kept * self.gate[:, None, :, None]
+        return kept if self.gate is None else kept * self.gate[:, None]
 
 
 class Trainee(nn.Module):
@@ -104,7 +108,8 @@ class Trainee(nn.Module):
         hidden = self._fuse(ids, coded["attention_mask"], image.repeat(2, 1, 1), gate)
         logits = self.blip.itm_head(hidden[:, 0])
         smooth = self.plan.smoothing
-        parts = {"itm": soft_cross_entropy(logits, match * (1 - 2 * smooth) + smooth)}
+        look = self._look(batch, owner)
+        parts = {"look": look, "itm": soft_cross_entropy(logits, match * (1 - 2 * smooth) + smooth)}
         named = owner >= 0
         truth = present.gather(1, owner.clamp(min=0))[named]
         parts["token"] = soft_cross_entropy(self.token_head(hidden[named]), truth)
@@ -117,15 +122,24 @@ class Trainee(nn.Module):
     def _gates(
         self, batch: Sequence[Sample], owner: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dim one phrase of some true captions: the gate [2B, T], and what is left of each phrase [2B, phrases]."""
-        half = len(batch)
+        """Dim some objects for all words or for their own: the gate [2B, T, K], and each phrase's rest [2B, P]."""
+        half, patches = len(batch), batch[0].cover.shape[-1]
         left = torch.ones(2 * half, 4)
-        for row, sample in enumerate(batch):
-            if torch.rand((), generator=generator) < self.plan.blind:
-                which = int(torch.randint(len(sample.true.phrases), (), generator=generator))
-                share = float(torch.rand((), generator=generator))
-                left[row, which] = 0.0 if share < 0.3 else (share - 0.3) / 0.7
-        gate = torch.where(owner >= 0, left.gather(1, owner.clamp(min=0)), torch.ones(()))
+        gate = torch.ones(2 * half, owner.shape[1], 1 + patches)
+        for row in range(2 * half):
+            sample = batch[row % half]
+            objects = sample.cover > 0
+            if torch.rand((), generator=generator) < 0.5:  # the background may vanish without consequence
+                hidden = (torch.rand(patches, generator=generator) < 0.4) & ~objects.any(0)
+                gate[row, :, 1:][:, hidden] = 0.0
+            if row < half and torch.rand((), generator=generator) < self.plan.blind:
+                which = int(torch.randint(len(objects), (), generator=generator))
+                share = float((torch.rand((), generator=generator) * 1.3 - 0.3).clamp(min=0))
+                left[row, which] = share
+                if torch.rand((), generator=generator) < 0.5:
+                    gate[row, :, 1:][:, objects[which]] = share
+                else:
+                    gate[row, owner[row] == which] = share
         return gate, left
 
     def _fuse(self, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -139,10 +153,24 @@ class Trainee(nn.Module):
             for module in self.gates:
                 module.gate = None
 
+    def _look(self, batch: Sequence[Sample], owner: torch.Tensor) -> torch.Tensor:
+        """How far the words of true phrases are from looking at their object, in every block, as -log of the share."""
+        words = owner[: len(batch)]
+        rows, columns = torch.nonzero(words >= 0, as_tuple=True)
+        objects = torch.stack([batch[row].cover[words[row, column]] > 0 for row, column in zip(rows, columns)])
+        terms = []
+        for module in self.gates:
+            if module.seen is None:
+                raise RuntimeError("cross-attention did not run")
+            share = (module.seen[rows, :, columns, 1:].mean(1) * objects).sum(-1)
+            terms.append(-share.clamp(min=1e-4).log().mean())
+            module.seen = None
+        return torch.stack(terms).mean()
+
     def _dense(self, image: torch.Tensor, batch: Sequence[Sample]) -> torch.Tensor:
         patches = image[:, 1:].flatten(0, 1)
-        colours = torch.stack([s.colours for s in batch]).flatten()
-        shapes = torch.stack([s.shapes for s in batch]).flatten()
+        colours = torch.cat([s.colours for s in batch])
+        shapes = torch.cat([s.shapes for s in batch])
         return F.cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED) + F.cross_entropy(
             self.shape_head(patches), shapes, ignore_index=IGNORED
         )
@@ -222,7 +250,7 @@ def train(plan: Plan, out: Path) -> None:
     optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Scenes(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=list, num_workers=1)
-    weights = {"itm": 1.0, "token": plan.token, "dense": plan.dense, "contrastive": plan.contrastive}
+    weights = {"itm": 1.0, "token": plan.token, "look": plan.look, "dense": plan.dense, "contrastive": plan.contrastive}
     running: dict[str, float] = {}
     started = time.monotonic()
     for step, batch in zip(range(plan.steps), data, strict=False):
@@ -234,7 +262,7 @@ def train(plan: Plan, out: Path) -> None:
         nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
         optimiser.step()
         for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, float(value)) + 0.02 * float(value)
+            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
         if (step + 1) % 100 == 0:
             figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
             log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)

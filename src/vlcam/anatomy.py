@@ -1,0 +1,167 @@
+"""What an adapter says of a model: its streams, their blocks, and where each site of a block is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from torch import nn
+
+from vlcam.errors import UnknownNameError, listing
+from vlcam.recipe import Layers
+
+__all__ = ["Anatomy", "Block", "Reading", "StreamAnatomy", "Tap"]
+
+How = Literal["output", "input", "keyword", "attention"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """How a tensor is reached: at a module's `output` (its first tensor), its first positional `input`, a `keyword`
+    argument, or the `attention` probabilities that the module computes inside.
+    """
+
+    module: nn.Module
+    how: How
+    keyword: str = ""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One site of one block of one stream."""
+
+    stream: str
+    layer: int
+    site: str
+
+    def __str__(self) -> str:
+        """For messages: `CROSS of fusion block 7`."""
+        return f"{self.site} of {self.stream} block {self.layer}"
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block's sites, and for sites that it lacks the reason."""
+
+    sites: Mapping[str, Reading]
+    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, eq=False)
+class StreamAnatomy:
+    """A stack of blocks.
+
+    Attributes:
+        name: `vision` or `fusion`.
+        blocks: in order.
+        width: size of the residual stream.
+        heads: attention heads per block.
+        tokens: what the tokens are, in order, in words.
+        trunk: whether the stream runs before image and text meet, so that one pass serves every text of an image.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    width: int
+    heads: int
+    tokens: str
+    trunk: bool
+
+    def reading(self, layer: int, site: str) -> Reading:
+        """How a site of a block is read.
+
+        Raises:
+            UnknownNameError: the block lacks the site; says why and which sites it has.
+        """
+        block = self.blocks[layer]
+        if site in block.sites:
+            return block.sites[site]
+        why = block.lacks.get(site, "the model does not have it")
+        raise UnknownNameError(
+            f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}"
+        )
+
+    def indices(self, layers: Layers) -> tuple[int, ...]:
+        """Block numbers that a recipe's `layers` stand for.
+
+        Raises:
+            UnknownNameError: an index outside the stream; says which exist.
+        """
+        depth = len(self.blocks)
+        if layers == "all":
+            return tuple(range(depth))
+        if layers == "last":
+            return (depth - 1,)
+        wrong = [index for index in layers if not isinstance(index, int) or not -depth <= index < depth]
+        if wrong:
+            raise UnknownNameError(f"{self.name} has no block {listing(wrong)}; it has blocks 0 to {depth - 1}")
+        return tuple(index % depth for index in layers if isinstance(index, int))
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The streams of a model and the scores that it offers; prints as a table."""
+
+    model: str
+    streams: Mapping[str, StreamAnatomy]
+    targets: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def stream(self, name: str) -> StreamAnatomy:
+        """The stream of that name.
+
+        Raises:
+            UnknownNameError: there is none; lists those that exist.
+        """
+        if name not in self.streams:
+            raise UnknownNameError(f"{self.model} has no stream {name!r}; it has {listing(self.streams)}")
+        return self.streams[name]
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(stream, blocks, sites, tokens) for every run of blocks that have the same sites."""
+        table = []
+        for stream in self.streams.values():
+            for first, last, sites in _runs(tuple(block.sites) for block in stream.blocks):
+                blocks = str(first) if first == last else f"{first}-{last}"
+                table.append((stream.name, blocks, " ".join(sites), stream.tokens))
+        return table
+
+    def to_dict(self) -> dict[str, object]:
+        """The anatomy as JSON values."""
+        return {
+            "model": self.model,
+            "streams": {
+                name: {
+                    "width": stream.width,
+                    "heads": stream.heads,
+                    "tokens": stream.tokens,
+                    "blocks": [{"sites": list(b.sites), "lacks": dict(b.lacks)} for b in stream.blocks],
+                }
+                for name, stream in self.streams.items()
+            },
+            "targets": list(self.targets),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        """A table: stream, blocks, sites, tokens; then the targets and the notes."""
+        rows = [("stream", "blocks", "sites", "tokens"), *self.rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [self.model]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
+            lines.append("  ".join([*cells, row[3]]).rstrip())
+        lines.append(f"targets: {', '.join(self.targets)}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _runs(blocks: Iterable[tuple[str, ...]]) -> list[tuple[int, int, tuple[str, ...]]]:
+    runs: list[tuple[int, int, tuple[str, ...]]] = []
+    for index, sites in enumerate(blocks):
+        if runs and runs[-1][2] == sites:
+            runs[-1] = (runs[-1][0], index, sites)
+        else:
+            runs.append((index, index, sites))
+    return runs

@@ -1,0 +1,231 @@
+"""One pass through a model: activations at the taps, gradients of the target, and the model left as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vlcam.adapter import Inputs, ModelAdapter
+from vlcam.anatomy import Reading, Tap
+from vlcam.attention import AttentionMode
+from vlcam.errors import CaptureError, EvidenceError
+from vlcam.targets import Target
+
+__all__ = ["Capture", "as_found", "capture"]
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What one pass gave for P pairs; every tensor has the pair as its first axis and no graph.
+
+    Attributes:
+        activations: the tensor at each tap.
+        gradients: dy/d(tensor) at each tap; None where y does not depend on the tensor at all. Empty where the
+            target takes no gradient.
+        target: y, [P].
+        outputs: what each of the model's heads returned.
+    """
+
+    activations: Mapping[Tap, Tensor]
+    gradients: Mapping[Tap, Tensor | None]
+    target: Tensor
+    outputs: Mapping[str, Tensor]
+
+
+def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: Target) -> Capture:
+    """Run the model once and read the taps.
+
+    The graph begins at the earliest tap; all before it runs without one. Parameters are frozen for the pass. The
+    trunk runs once per image; its gradients for several texts of one image are drawn from that one run.
+
+    Args:
+        adapter: the model.
+        inputs: P pairs.
+        taps: what to read.
+        target: what to differentiate.
+
+    Raises:
+        CaptureError: a tap was not reached, or reached twice.
+        EvidenceError: the target is not finite.
+    """
+    streams = adapter.anatomy.streams
+    readings = {tap: streams[tap.stream].reading(tap.layer, tap.site) for tap in taps}
+    early = {tap: reading for tap, reading in readings.items() if streams[tap.stream].trunk}
+    late = {tap: reading for tap, reading in readings.items() if tap not in early}
+    with as_found(adapter.module), torch.inference_mode(mode=False), torch.no_grad(), adapter.running():
+        with _Taps(early, differentiate=target.differentiate) as trunk:
+            tokens = adapter.trunk(inputs)
+        with torch.no_grad(), _Taps(late, differentiate=target.differentiate) as head:
+            context = _spread(tokens.detach(), inputs.image_of)
+            if early and target.differentiate:
+                context = context.contiguous().requires_grad_()
+                torch.set_grad_enabled(True)
+            output = adapter.head(target.head, context, inputs)
+            y = target.read(output)
+        outputs = {target.head: output.detach()}
+        with torch.no_grad():
+            for name in adapter.heads:
+                if name not in outputs:
+                    outputs[name] = adapter.head(name, context.detach(), inputs).detach()
+        _check_finite(y, target)
+        gradients: dict[Tap, Tensor | None] = {}
+        if target.differentiate:
+            wanted = [*head.tensors.values(), *([context] if early else [])]
+            found = list(_gradients(y.sum(), wanted))
+            if early:
+                gradients |= _trunk_gradients(tokens, trunk.tensors, found.pop(), inputs.image_of)
+            gradients |= dict(zip(head.tensors, found, strict=True))
+    activations = {tap: _spread(tensor.detach(), inputs.image_of) for tap, tensor in trunk.tensors.items()}
+    activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
+    ordered = {name: outputs[name] for name in adapter.heads}
+    return Capture(activations, gradients, y.detach(), ordered)
+
+
+@contextmanager
+def as_found(module: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation with frozen parameters; whatever happens inside, put every flag back."""
+    training = [(part, part.training) for part in module.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    try:
+        for part, _ in training:
+            part.training = False
+        for parameter, _ in wanted:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for part, flag in training:
+            part.training = flag
+        for parameter, flag in wanted:
+            parameter.requires_grad_(flag)
+
+
+class _Taps:
+    """Hooks at the taps; holds what they saw. Leaving the context removes every one of them."""
+
+    def __init__(self, readings: Mapping[Tap, Reading], *, differentiate: bool) -> None:
+        self.tensors: dict[Tap, Tensor] = {}
+        self._readings = readings
+        self._differentiate = differentiate
+        self._cleanup = ExitStack()
+        self._mode = AttentionMode(self._take)
+
+    def __enter__(self) -> Self:
+        with self._cleanup:  # undone at once if a hook cannot be set
+            for tap, reading in self._readings.items():
+                self._attach(tap, reading)
+            if any(reading.how == "attention" for reading in self._readings.values()):
+                self._cleanup.enter_context(self._mode)
+            self._cleanup = self._cleanup.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._cleanup.close()
+        missed = [tap for tap in self._readings if tap not in self.tensors]
+        if kind is None and missed:
+            raise CaptureError(
+                f"{', '.join(map(str, missed))} was not reached: the target's pass does not run it, or the model "
+                "calls forward() directly or runs a compiled copy"
+            )
+
+    def _attach(self, tap: Tap, reading: Reading) -> None:
+        module = reading.module
+        if reading.how == "attention":
+            handles = [
+                module.register_forward_pre_hook(lambda *_: self._mode.stack.append(tap)),
+                module.register_forward_hook(lambda *_: _drop(self._mode.stack)),
+            ]
+        elif reading.how == "output":
+            handles = [module.register_forward_hook(lambda _, __, output: self._replace_first(tap, output))]
+        elif reading.how == "input":
+            handles = [module.register_forward_pre_hook(lambda _, args: (self._take(tap, args[0]), *args[1:]))]
+        else:
+            name = reading.keyword
+
+            def read_keyword(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+                return args, kwargs | {name: self._take(tap, kwargs[name])}
+
+            handles = [module.register_forward_pre_hook(read_keyword, with_kwargs=True)]
+        for handle in handles:
+            self._cleanup.callback(handle.remove)
+
+    def _replace_first(self, tap: Tap, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return self._take(tap, output)
+        return (self._take(tap, output[0]), *output[1:])
+
+    def _take(self, tap: Tap, tensor: Tensor) -> Tensor:
+        if tap in self.tensors:
+            raise CaptureError(f"{tap} was reached twice in one pass: it is not clear which of the two is meant")
+        if self._differentiate:
+            if tensor.requires_grad:
+                # A copy of its own, so that a tensor which several blocks read has one gradient per block.
+                tensor = tensor.view_as(tensor)
+            else:
+                tensor = tensor.detach().requires_grad_()
+                torch.set_grad_enabled(True)
+        self.tensors[tap] = tensor
+        return tensor
+
+
+def _drop(stack: list[Tap]) -> None:
+    stack.pop()
+
+
+def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:
+    """One row per pair from one row per image; a single image is expanded, not copied."""
+    if len(tensor) == 1:
+        return tensor.expand(len(image_of), *tensor.shape[1:])
+    if list(image_of) == list(range(len(tensor))):
+        return tensor
+    return tensor[list(image_of)]
+
+
+def _gradients(y: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    if not tensors or not y.requires_grad:
+        return [None] * len(tensors)
+    return torch.autograd.grad(y, tensors, allow_unused=True)
+
+
+def _trunk_gradients(
+    tokens: Tensor, tapped: Mapping[Tap, Tensor], upstream: Tensor | None, image_of: Sequence[int]
+) -> dict[Tap, Tensor | None]:
+    """Carry each pair's gradient from the trunk's output to its taps; pairs of one image take turns."""
+    if upstream is None:
+        return dict.fromkeys(tapped)
+    rounds = _rounds(image_of)
+    rows: dict[Tap, dict[int, Tensor]] = {tap: {} for tap in tapped}
+    for number, pairs in enumerate(rounds):
+        weights = torch.zeros_like(tokens)
+        for pair in pairs:
+            weights[image_of[pair]] = upstream[pair]
+        last = number == len(rounds) - 1
+        found = torch.autograd.grad(
+            tokens, list(tapped.values()), weights, retain_graph=not last, allow_unused=True
+        )
+        for tap, gradient in zip(tapped, found, strict=True):
+            if gradient is not None:
+                rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
+    return {tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()}
+
+
+def _rounds(image_of: Sequence[int]) -> list[list[int]]:
+    """Pairs in groups in which no image occurs twice."""
+    rounds: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for pair, image in enumerate(image_of):
+        turn = seen.get(image, 0)
+        seen[image] = turn + 1
+        if turn == len(rounds):
+            rounds.append([])
+        rounds[turn].append(pair)
+    return rounds
+
+
+def _check_finite(y: Tensor, target: Target) -> None:
+    if not bool(torch.isfinite(y).all()):
+        raise EvidenceError(f"{target.label} is not finite: {y.detach().float().tolist()}; the model's output is broken")

@@ -1,0 +1,172 @@
+"""The user's image, read once: upright RGB pixels, the original bytes, and every step that was taken on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vlcam.errors import InputError
+
+__all__ = ["ImageSource", "SourceImage", "open_image"]
+
+ImageSource = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
+Step = dict[str, Any]
+
+_PLAIN_MODES = ("RGB", "L", "1", "P", "PA", "LA", "RGBA", "RGBX", "CMYK", "YCbCr")
+_EXIF_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, eq=False)
+class SourceImage:
+    """An image as the user sees it.
+
+    Attributes:
+        rgb: the upright RGB image, at its original size.
+        encoded: the bytes of the file it came from; of a PNG made from the pixels where there was no file.
+        sha256: hash of `encoded`.
+        name: file name, or what kind of object was given.
+        steps: what was done to reach `rgb`, in order.
+    """
+
+    rgb: Image.Image
+    encoded: bytes
+    sha256: str
+    name: str
+    steps: tuple[Step, ...]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.rgb.height, self.rgb.width
+
+
+def open_image(source: ImageSource, *, name: str = "") -> SourceImage:
+    """Read an image from a path, bytes, a PIL image or a uint8 array.
+
+    Args:
+        source: a path; the bytes of an image file; a PIL image; a uint8 array [H, W], [H, W, 1], [H, W, 3] or
+            [H, W, 4].
+        name: what to call it in the record; by default the file name or the kind of object.
+
+    Returns:
+        The upright RGB image with its origin.
+
+    Raises:
+        InputError: no such file, an empty, truncated or unreadable file, an animation, or an array whose shape or
+            type does not say what it shows.
+    """
+    if isinstance(source, Image.Image):
+        return _from_pil(source, None, name or "PIL image")
+    if isinstance(source, np.ndarray):
+        return _from_pil(_from_array(source), None, name or "array")
+    if isinstance(source, bytes):
+        return _from_bytes(source, name or "bytes")
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        return _from_bytes(_read(path), name or path.name)
+    raise InputError(
+        f"an image of type {type(source).__name__}: give a path, a PIL image, a uint8 array [H, W, 3], or a float "
+        "tensor [3, H, W] that is already preprocessed"
+    )
+
+
+def _read(path: Path) -> bytes:
+    if not path.exists():
+        raise InputError(f"image {str(path)!r}: no such file")
+    if path.is_dir():
+        raise InputError(f"image {str(path)!r}: is a folder; give one image file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"image {str(path)!r}: cannot be read ({error.strerror})") from None
+    if not data:
+        raise InputError(f"image {str(path)!r}: the file is empty (0 bytes)")
+    return data
+
+
+def _from_bytes(data: bytes, name: str) -> SourceImage:
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            frames = getattr(opened, "n_frames", 1)
+            if frames > 1:
+                raise InputError(
+                    f"image {name!r}: an animation of {frames} frames; pick one, for example "
+                    "image.seek(0) and image.convert('RGB') in Pillow"
+                )
+            with _decoding(name):
+                opened.load()
+            return _from_pil(opened, data, name)
+    except UnidentifiedImageError:
+        raise InputError(f"image {name!r}: not an image that Pillow can read ({len(data)} bytes)") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(f"image {name!r}: {error}") from None
+
+
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"image {name!r}: truncated or damaged ({error})") from None
+
+
+def _from_pil(image: Image.Image, encoded: bytes | None, name: str) -> SourceImage:
+    if min(image.size) < 1:
+        raise InputError(f"image {name!r}: has no pixels (width and height {image.size})")
+    with _decoding(name):
+        image.load()
+    steps: list[Step] = []
+    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    upright = image
+    if orientation != 1:
+        upright = ImageOps.exif_transpose(image)
+        steps.append({"step": "exif_rotation", "orientation": int(orientation)})
+    rgb = _to_rgb(upright, name, steps)
+    data = encoded if encoded is not None else _png(rgb)
+    return SourceImage(rgb, data, hashlib.sha256(data).hexdigest(), name, tuple(steps))
+
+
+def _to_rgb(image: Image.Image, name: str, steps: list[Step]) -> Image.Image:
+    mode = image.mode
+    if mode.startswith("I;16"):
+        # Pillow clips 16-bit values at 255 when it converts, which turns nearly every pixel white.
+        array = (np.asarray(image, np.uint16).astype(np.float64) / 257).round().astype(np.uint8)
+        steps.append({"step": "convert", "from": mode, "to": "RGB", "divided_by": 257})
+        return Image.fromarray(array).convert("RGB")
+    if mode not in _PLAIN_MODES:
+        raise InputError(
+            f"image {name!r}: Pillow mode {mode!r} has no fixed white point; convert it to 8-bit RGB first"
+        )
+    if mode == "RGB":
+        return image.copy()
+    transparent = mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+    steps.append({"step": "convert", "from": mode, "to": "RGB"} | ({"alpha": "dropped"} if transparent else {}))
+    return (image.convert("RGBA") if mode in ("P", "PA") and transparent else image).convert("RGB")
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    if array.dtype != np.uint8:
+        raise InputError(
+            f"an array of type {array.dtype} and shape {array.shape}: give uint8 [H, W, 3] in 0..255, or a float torch "
+            "tensor [3, H, W] that is already preprocessed"
+        )
+    plain = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
+    if plain.ndim == 2 or (plain.ndim == 3 and plain.shape[-1] in (3, 4)):
+        return Image.fromarray(np.ascontiguousarray(plain))
+    raise InputError(f"a uint8 array of shape {array.shape}: give [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,133 @@
+"""The scalar y whose gradient is taken, and every score that a model offers, each with its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vlcam.errors import InputError, RecipeError, listing
+from vlcam.recipe import Recipe
+
+__all__ = ["Custom", "HeadKind", "Score", "Target", "read_scores", "resolve"]
+
+HeadKind = Literal["binary", "cosine"]
+"""What a head returns for P pairs: `binary`, logits [P, 2] of (no match, match); `cosine`, values [P] in -1..1."""
+
+_READERS: dict[HeadKind, dict[str, Callable[[Tensor], Tensor]]] = {
+    "binary": {
+        "logit": lambda logits: logits[:, 1],
+        "probability": lambda logits: logits.softmax(-1)[:, 1],
+        "log-probability": lambda logits: logits.log_softmax(-1)[:, 1],
+        "margin": lambda logits: logits[:, 1] - logits[:, 0],
+    },
+    "cosine": {"cosine": lambda values: values},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A number that the model gives an image and a text, with its kind: a cosine is never called a probability."""
+
+    name: str
+    kind: str
+    value: float
+
+    def __float__(self) -> float:
+        """The value."""
+        return self.value
+
+    def __str__(self) -> str:
+        """For people: `itm_probability 0.9731 (probability)`."""
+        return f"{self.name} {self.value:.4f} ({self.kind})"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A target of the user's own.
+
+    Attributes:
+        function: takes what the head returns for P pairs (see `HeadKind`) and gives one scalar per pair, [P]. Pairs
+            must not influence each other.
+        head: which of the model's heads it reads.
+        label: what the record calls it.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    head: str = "itm"
+    label: str = "custom"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target made ready: the head that runs and how its output becomes one scalar per pair."""
+
+    head: str
+    label: str
+    read: Callable[[Tensor], Tensor]
+    differentiate: bool = True
+
+
+def resolve(recipe: Recipe, heads: Mapping[str, HeadKind], custom: Custom | None = None) -> Target:
+    """Find the head and the reader that a recipe's target stands for.
+
+    Args:
+        recipe: names the target and its scale.
+        heads: the heads that the model has.
+        custom: the callable behind `target='custom'`.
+
+    Raises:
+        RecipeError: the model has no such head, or a callable is missing.
+    """
+    if recipe.target == "none":
+        head = next(iter(heads))
+        return Target(head, "none", next(iter(_READERS[heads[head]].values())), differentiate=False)
+    if recipe.target == "custom":
+        if custom is None:
+            raise RecipeError("target='custom': give the callable itself, target=vlcam.targets.Custom(function)")
+        _need(custom.head, heads)
+        return Target(custom.head, custom.label, _checked(custom.function))
+    _need(recipe.target, heads)
+    return Target(recipe.target, f"{recipe.target}_{_key(recipe.scale)}", _READERS[heads[recipe.target]][recipe.scale])
+
+
+def read_scores(outputs: Mapping[str, Tensor], heads: Mapping[str, HeadKind], pair: int) -> dict[str, Score]:
+    """Every score of one pair by name.
+
+    Args:
+        outputs: what each head returned for all pairs.
+        heads: the kind of each head.
+        pair: index of the pair.
+    """
+    scores = {}
+    for head, output in outputs.items():
+        for scale, reader in _READERS[heads[head]].items():
+            name = f"{head}_{_key(scale)}"
+            scores[name] = Score(name, scale, float(reader(output.detach().float())[pair]))
+    return scores
+
+
+def _key(scale: str) -> str:
+    return scale.replace("-", "_")
+
+
+def _need(head: str, heads: Mapping[str, HeadKind]) -> None:
+    if head not in heads:
+        raise RecipeError(f"target={head!r}: this model does not offer it; it offers {listing(heads)}")
+
+
+def _checked(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def read(output: Tensor) -> Tensor:
+        y = function(output)
+        if not isinstance(y, torch.Tensor) or y.shape != output.shape[:1]:
+            found = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
+            raise InputError(
+                f"the target callable returned {found}; it must return one scalar per pair, a tensor of shape "
+                f"{tuple(output.shape[:1])}, for a head output of shape {tuple(output.shape)}"
+            )
+        return y
+
+    return read

@@ -1,0 +1,121 @@
+"""How a text lies on a model's tokens: characters, pieces, words, special tokens, padding, and what was cut off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlcam.errors import InputError
+
+__all__ = ["TextLayout", "Word", "find_phrase", "lay_out"]
+
+Span = tuple[int, int]
+
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the user's text: its characters as typed, its span, the indices of its tokens."""
+
+    text: str
+    span: Span
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """One text and the tokens that stand for it.
+
+    Attributes:
+        text: as typed.
+        ids: token ids, without padding.
+        pieces: the token of each id, as the vocabulary spells it.
+        spans: half-open character range of each token in `text`; (0, 0) for special tokens.
+        special: whether each token is a special one.
+        words: the words that the model read, in order; punctuation is not a word.
+        cut: the words that did not fit into the model's limit, wholly or in part.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    spans: tuple[Span, ...]
+    special: tuple[bool, ...]
+    words: tuple[Word, ...]
+    cut: tuple[str, ...]
+
+    def tokens_of(self, span: Span) -> tuple[int, ...]:
+        """Indices of the tokens that share a character with the span; special tokens never do."""
+        return tuple(
+            index
+            for index, (start, end) in enumerate(self.spans)
+            if not self.special[index] and start < span[1] and end > span[0]
+        )
+
+
+def lay_out(
+    text: str, ids: Sequence[int], pieces: Sequence[str], spans: Sequence[Span], special: Sequence[bool]
+) -> TextLayout:
+    """Group a text's tokens into words.
+
+    Args:
+        text: as typed.
+        ids: token ids that the model reads, without padding.
+        pieces: the token of each id.
+        spans: half-open character range of each token.
+        special: whether each token is a special one.
+
+    Returns:
+        The layout. A word of which any character lies behind the last token counts as cut.
+    """
+    read = max((end for (_, end), other in zip(spans, special, strict=True) if not other), default=0)
+    bare = TextLayout(text, tuple(ids), tuple(pieces), tuple(spans), tuple(special), (), ())
+    words, cut = [], []
+    for match in _WORD.finditer(text):
+        tokens = bare.tokens_of(match.span())
+        if match.end() > read or not tokens:
+            cut.append(match.group())
+        else:
+            words.append(Word(match.group(), match.span(), tokens))
+    return TextLayout(text, bare.ids, bare.pieces, bare.spans, bare.special, tuple(words), tuple(cut))
+
+
+def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) -> Span:
+    """Return the character range of a phrase in the text.
+
+    Case and the amount of white space do not matter; the phrase must begin and end where words do.
+
+    Args:
+        layout: the text.
+        phrase: words that follow each other in the text.
+        occurrence: which of several, counted from 1.
+
+    Raises:
+        InputError: the phrase is empty, is not in the text, stands there more than once and `occurrence` does not
+            say which, or was cut off.
+    """
+    parts = phrase.split()
+    if not parts:
+        raise InputError("phrase is empty; give words of the text")
+    pattern = r"(?<!\w)" + r"\s+".join(re.escape(part) for part in parts) + r"(?!\w)"
+    found = [match.span() for match in re.finditer(pattern, layout.text, re.IGNORECASE)]
+    if not found:
+        words = ", ".join(repr(word.text) for word in layout.words)
+        raise InputError(f"phrase {phrase!r} is not in the text {layout.text!r}; its words are {words}")
+    if len(found) > 1 and occurrence is None:
+        raise InputError(
+            f"phrase {phrase!r} stands {len(found)} times in the text, at characters "
+            f"{', '.join(f'{a}-{b}' for a, b in found)}; say which with occurrence=1..{len(found)}"
+        )
+    if occurrence is not None and not 1 <= occurrence <= len(found):
+        raise InputError(f"occurrence={occurrence}: phrase {phrase!r} stands {len(found)} times in the text")
+    span = found[(occurrence or 1) - 1]
+    read = max(end for _, end in layout.spans)
+    if span[1] > read or not layout.tokens_of(span):
+        raise InputError(
+            f"phrase {phrase!r} lies behind the model's limit: it read the text up to character {read}, "
+            f"cut off were {', '.join(repr(word) for word in layout.cut)}"
+        )
+    return span
