@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, BlipProcessor
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-from training.batches import COLOUR_IDS, IGNORED, SHAPE_IDS, Sample, Scenes
+from training.batches import BACKGROUND, COLOUR_IDS, IGNORED, SHAPE_IDS, Sample, Scenes
 from training.vocabulary import BEGIN_TOKENS, tokenizer
 from vlcam import scenes
 
@@ -40,11 +40,11 @@ class Plan:
     side: int = 64
     patch: int = 8
     width: int = 128
-    vision_layers: int = 3
+    vision_layers: int = 4
     vision_heads: int = 4
     text_layers: int = 3
     text_heads: int = 2
-    feed_forward: int = 256
+    feed_forward: int = 384
     projection: int = 64
     longest: int = 40
     attention_dropout: float = 0.1
@@ -86,6 +86,7 @@ class Trainee(nn.Module):
         self.colour_head = nn.Linear(plan.width, len(COLOUR_IDS) + 1)
         self.shape_head = nn.Linear(plan.width, len(SHAPE_IDS) + 1)
         self.token_head = nn.Linear(plan.width, 2)
+        self.shape_accuracy = torch.zeros(())
         self.gates = [GatedDropout(plan.attention_dropout) for _ in self.blip.text_encoder.encoder.layer]
         for gate, layer in zip(self.gates, self.blip.text_encoder.encoder.layer, strict=True):
             layer.crossattention.self.dropout = gate
@@ -116,6 +117,7 @@ class Trainee(nn.Module):
         parts["dense"] = self._dense(image, batch)
         parts["contrastive"] = self._contrastive(image, coded["input_ids"][:half], coded["attention_mask"][:half])
         clear = (match == 0) | (match == 1)
+        parts["shapes"] = self.shape_accuracy
         parts["right"] = ((logits[:, 1] > logits[:, 0]) == (match > 0.5))[clear].float().mean()
         return parts
 
@@ -171,9 +173,12 @@ class Trainee(nn.Module):
         patches = image[:, 1:].flatten(0, 1)
         colours = torch.cat([s.colours for s in batch])
         shapes = torch.cat([s.shapes for s in batch])
-        return F.cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED) + F.cross_entropy(
-            self.shape_head(patches), shapes, ignore_index=IGNORED
-        )
+        # Nine patches in ten are background: without a balance the shapes are not learned at all.
+        balance = torch.where(colours == BACKGROUND, 0.1, 1.0) * (colours != IGNORED)
+        colour = F.cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED, reduction="none")
+        shape_logits, covered = self.shape_head(patches[shapes > 0]), shapes[shapes > 0]
+        self.shape_accuracy = (shape_logits.argmax(-1) == covered).float().mean()
+        return (colour * balance).sum() / balance.sum() + F.cross_entropy(shape_logits, covered)
 
     def _contrastive(self, image: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         text = self.blip.text_encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]

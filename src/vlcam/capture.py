@@ -76,7 +76,7 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
         gradients: dict[Tap, Tensor | None] = {}
         if target.differentiate:
             wanted = [*head.tensors.values(), *([context] if early else [])]
-            found = list(_gradients(y.sum(), wanted))
+            found = list(_gradients(y, wanted))
             if early:
                 gradients |= _trunk_gradients(tokens, trunk.tensors, found.pop(), inputs.image_of)
             gradients |= dict(zip(head.tensors, found, strict=True))
@@ -188,7 +188,8 @@ def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:
 def _gradients(y: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     if not tensors or not y.requires_grad:
         return [None] * len(tensors)
-    return torch.autograd.grad(y, tensors, allow_unused=True)
+    # Pairs do not influence each other, so the gradient of their sum holds each pair's own.
+    return torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
 
 
 def _trunk_gradients(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vlcam.errors import InputError
 
-__all__ = ["TextLayout", "Word", "find_phrase", "lay_out"]
+__all__ = ["TextLayout", "Word", "find_phrase", "lay_out", "phrase_spans"]
 
 Span = tuple[int, int]
 
@@ -96,11 +96,9 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
         InputError: the phrase is empty, is not in the text, stands there more than once and `occurrence` does not
             say which, or was cut off.
     """
-    parts = phrase.split()
-    if not parts:
+    if not phrase.strip():
         raise InputError("phrase is empty; give words of the text")
-    pattern = r"(?<!\w)" + r"\s+".join(re.escape(part) for part in parts) + r"(?!\w)"
-    found = [match.span() for match in re.finditer(pattern, layout.text, re.IGNORECASE)]
+    found = phrase_spans(layout.text, phrase)
     if not found:
         words = ", ".join(repr(word.text) for word in layout.words)
         raise InputError(f"phrase {phrase!r} is not in the text {layout.text!r}; its words are {words}")
@@ -119,3 +117,9 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
             f"cut off were {', '.join(repr(word) for word in layout.cut)}"
         )
     return span
+
+
+def phrase_spans(text: str, phrase: str) -> list[Span]:
+    """Every character range at which a phrase stands in a text, whatever its case and white space."""
+    pattern = r"(?<!\w)" + r"\s+".join(re.escape(part) for part in phrase.split()) + r"(?!\w)"
+    return [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)]

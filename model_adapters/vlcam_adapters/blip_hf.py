@@ -1,0 +1,328 @@
+"""BLIP with an image-text matching head, as in Hugging Face transformers: `BlipForImageTextRetrieval`.
+
+The vision tower runs once per image. The text encoder then runs twice: with cross-attention on the image tokens for
+the matching head (stream `fusion`), and without for the contrastive projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BlipForImageTextRetrieval, BlipProcessor
+
+from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
+from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
+from vlcam.errors import AdapterError, InputError, RecipeError
+from vlcam.geometry import Placement
+from vlcam.images import SourceImage
+from vlcam.targets import HeadKind
+from vlcam_adapters.hf_loading import cast, quiet_loading
+from vlcam_adapters.hf_processing import image_steps, spelt_back, tokenised
+
+FirstToken = Literal["enc", "cls"]
+
+_POST_NORM = "the text blocks are post-norm: attention and FFN read the residual stream, not a LayerNorm of their own"
+
+
+class BlipItmHF(ModelAdapter):
+    """Adapter for `transformers.BlipForImageTextRetrieval`.
+
+    The original BLIP opens a text that is matched with an image by [ENC]; the transformers class feeds [CLS] and so
+    scores differently. vlcam feeds [ENC], as the weights were trained, unless `first_token="cls"` asks for the
+    other. The contrastive pass keeps [CLS], in the original too.
+    """
+
+    library = "transformers"
+    architectures: ClassVar[tuple[str, ...]] = ("BlipForImageTextRetrieval",)
+    prefix = 1
+    heads: Mapping[str, HeadKind] = MappingProxyType({"itm": "binary", "contrastive": "cosine"})
+    module: BlipForImageTextRetrieval
+
+    def __init__(
+        self,
+        module: BlipForImageTextRetrieval,
+        processor: BlipProcessor,
+        *,
+        first_token: FirstToken = "enc",
+        image_size: tuple[int, int] | None = None,
+        interpolate_pos_encoding: bool = False,
+    ) -> None:
+        """Hold a loaded model.
+
+        Args:
+            module: the model.
+            processor: its processor, with a fast tokenizer.
+            first_token: what opens the text for the matching head.
+            image_size: height and width that images are resized to, in place of the processor's.
+            interpolate_pos_encoding: whether other sizes than the trained one are taken, with interpolated positions.
+
+        Raises:
+            AdapterError: an option that the model cannot meet.
+        """
+        self.module = module
+        self._tokenizer = processor.tokenizer
+        self._image_processor = processor.image_processor
+        if first_token not in ("enc", "cls"):
+            raise AdapterError(f"first_token={first_token!r}: choose from 'enc', 'cls'")
+        self._first_token = first_token
+        self._interpolate = interpolate_pos_encoding
+        size = self._image_processor.size
+        self._size = tuple(image_size) if image_size else (int(size["height"]), int(size["width"]))
+        self._own_size = image_size is not None
+        trained = module.config.vision_config.image_size
+        self._trained = (trained, trained) if isinstance(trained, int) else tuple(trained)
+        self._patch = int(module.config.vision_config.patch_size)
+        self._encode_id = self._find_encode_id()
+        self._check_size(self._size)
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Whether it is the transformers class."""
+        return isinstance(module, BlipForImageTextRetrieval)
+
+    @classmethod
+    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
+        """Make an adapter for a loaded model; options as in the constructor."""
+        if not isinstance(module, BlipForImageTextRetrieval):
+            raise AdapterError(f"expected BlipForImageTextRetrieval, found {type(module).__name__}")
+        if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
+            raise AdapterError(
+                f"processor={type(processor).__name__}: BLIP needs its BlipProcessor, for the tokenizer and the image "
+                "size; vlcam.wrap(model, processor)"
+            )
+        return cls(module, processor, **options)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
+    ) -> Self:
+        """Load a checkpoint and its processor; `dtype` and `device` say how, the other options as in the constructor."""
+        with quiet_loading():
+            module = BlipForImageTextRetrieval.from_pretrained(source, local_files_only=local, dtype=cast(dtype))
+            # Pillow resizes as the original preprocessing did, and needs no torchvision.
+            processor = BlipProcessor.from_pretrained(source, local_files_only=local, backend="pil")
+        return cls(module.to(device).eval(), processor, **options)
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """Two streams: `vision`, pre-norm, and `fusion`, the text encoder with cross-attention."""
+        vision, text = self.module.config.vision_config, self.module.config.text_config
+        rows, columns = self._size[0] // self._patch, self._size[1] // self._patch
+        streams = (
+            StreamAnatomy(
+                "vision",
+                tuple(_vision_block(layer) for layer in self.module.vision_model.encoder.layers),
+                vision.hidden_size,
+                vision.num_attention_heads,
+                f"[CLS], then {rows} x {columns} patches in raster order",
+                trunk=True,
+            ),
+            StreamAnatomy(
+                "fusion",
+                tuple(_fusion_block(layer) for layer in self.module.text_encoder.encoder.layer),
+                text.hidden_size,
+                text.num_attention_heads,
+                f"{self._opening[0]}, word pieces, [SEP]; keys of CROSS: [CLS], then {rows} x {columns} patches",
+                trunk=False,
+            ),
+        )
+        return Anatomy(
+            type(self.module).__name__,
+            MappingProxyType({stream.name: stream for stream in streams}),
+            ("itm: logit, probability, log-probability, margin", "contrastive: cosine"),
+            (
+                f"fusion lacks F1 and F4: {_POST_NORM}",
+                "in the last fusion block only the first text token has a gradient; maps of words need an earlier one",
+                "contrastive does not run cross-attention: CROSS and CONTEXT belong to itm",
+            ),
+        )
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """First token, image size and position interpolation."""
+        return {
+            "first_token": self._first_token,
+            "image_size": list(self._size) if self._own_size else None,
+            "interpolate_pos_encoding": self._interpolate,
+        }
+
+    @property
+    def attention(self) -> str:
+        """What the configuration asks for; BLIP has only `eager`."""
+        return str(self.module.config._attn_implementation)  # noqa: SLF001 - transformers has no public name for it
+
+    def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
+        """Run the model's own image processor."""
+        size = {"height": self._size[0], "width": self._size[1]}
+        made = self._image_processor(images=[image.rgb for image in images], size=size, return_tensors="pt")
+        steps = image_steps(self._image_processor, self._size) + self._position_steps(self._size)
+        return PreparedImages(
+            self._placed(made["pixel_values"]),
+            tuple(Placement.squashed(image.size, self._size) for image in images),
+            (steps,) * len(images),
+            (self._size[0] // self._patch, self._size[1] // self._patch),
+        )
+
+    def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
+        """Take normalised pixels [I, 3, H, W].
+
+        Raises:
+            InputError: a size that the model cannot take as it is.
+        """
+        height, width = pixel_values.shape[-2:]
+        self._check_size((height, width))
+        steps = ({"step": "given_preprocessed", "size": [height, width]}, *self._position_steps((height, width)))
+        return PreparedImages(
+            self._placed(pixel_values),
+            (Placement.squashed((height, width), (height, width)),) * len(pixel_values),
+            (steps,) * len(pixel_values),
+            (height // self._patch, width // self._patch),
+        )
+
+    def prepare_texts(self, texts: Sequence[str]) -> PreparedTexts:
+        """Tokenise with padding; text beyond the position table is cut off and listed."""
+        limit = min(self.module.config.text_config.max_position_embeddings, self._tokenizer.model_max_length)
+        tensors, layouts = tokenised(self._tokenizer, texts, limit, opening=self._opening)
+        return PreparedTexts(self._on_device(tensors), layouts)
+
+    def accept_ids(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
+        """Take token ids [P, T]; a missing mask is read off the padding."""
+        rows = ids if ids.ndim == 2 else ids[None]
+        known = rows != self._tokenizer.pad_token_id if mask is None else mask.reshape(rows.shape)
+        tensors = {"input_ids": rows.clone(), "attention_mask": known.long()}
+        return PreparedTexts(self._on_device(tensors), spelt_back(self._tokenizer, rows, known, opening=self._opening))
+
+    def display(self, pixel_values: Tensor) -> Tensor:
+        """Undo the processor's normalisation."""
+        mean = torch.tensor(self._image_processor.image_mean)[:, None, None]
+        return pixel_values * torch.tensor(self._image_processor.image_std)[:, None, None] + mean
+
+    def trunk(self, inputs: Inputs) -> Tensor:
+        """The vision tower with its final LayerNorm: [I, 1 + h * w, D]."""
+        made = self.module.vision_model(
+            pixel_values=inputs.images.pixel_values, interpolate_pos_encoding=self._interpolate
+        )
+        tokens: Tensor = made.last_hidden_state
+        return tokens
+
+    def head(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
+        """`itm`: logits [P, 2] of (no match, match). `contrastive`: cosine [P] of the two projections."""
+        ids, mask = inputs.texts.tensors["input_ids"], inputs.texts.tensors["attention_mask"]
+        encoder, module = self.module.text_encoder, self.module
+        if name == "itm":
+            opened = ids.clone()
+            opened[:, 0] = self._opening[1]
+            fused = encoder(input_ids=opened, attention_mask=mask, encoder_hidden_states=tokens).last_hidden_state
+            logits: Tensor = module.itm_head(fused[:, 0])
+            return logits
+        plain = encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+        image = F.normalize(module.vision_proj(tokens[:, 0]), dim=-1)
+        return (image * F.normalize(module.text_proj(plain), dim=-1)).sum(-1)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Project an image's tokens to keys and values once for all its texts, while the model runs."""
+        with ExitStack() as stack:
+            for layer in self.module.text_encoder.encoder.layer:
+                attention = layer.crossattention.self
+                for projection in (attention.key, attention.value):
+                    for handle in _share_rows(projection):
+                        stack.callback(handle.remove)
+            yield
+
+    @property
+    def _opening(self) -> tuple[str, int]:
+        """Piece and id of the token that opens a text for the matching head."""
+        if self._encode_id is None:
+            return "[CLS]", int(self._tokenizer.cls_token_id)
+        return "[ENC]", self._encode_id
+
+    def _find_encode_id(self) -> int | None:
+        """The id of [ENC]: the tokenizer's, or the second one behind the tokenizer's own, as in released weights."""
+        if self._first_token == "cls":
+            return None
+        words, table = len(self._tokenizer), self.module.config.text_config.vocab_size
+        found = self._tokenizer.get_vocab().get("[ENC]", words + 1)
+        if found < table:
+            return int(found)
+        raise AdapterError(
+            f"first_token='enc': [ENC] would have id {found}, but the model embeds {table} tokens for a tokenizer of "
+            f"{words}; this checkpoint has no [ENC], use first_token='cls'"
+        )
+
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        if any(side % self._patch for side in size):
+            raise InputError(f"image size {tuple(size)}: height and width must be multiples of the patch, {self._patch}")
+        if tuple(size) != self._trained and not self._interpolate:
+            raise InputError(
+                f"image size {tuple(size)}: the model was trained at {self._trained}; load it with "
+                "interpolate_pos_encoding=True to interpolate its positions, which is then on record"
+            )
+
+    def _position_steps(self, size: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
+        if tuple(size) == self._trained:
+            return ()
+        return ({"step": "interpolate_positions", "trained": list(self._trained), "used": list(size)},)
+
+    def _placed(self, pixel_values: Tensor) -> Tensor:
+        parameter = next(self.module.parameters())
+        return pixel_values.to(parameter.device, parameter.dtype)
+
+    def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = next(self.module.parameters()).device
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _vision_block(layer: nn.Module) -> Block:
+    return Block(
+        {
+            "F1": Reading(layer.layer_norm1, "output"),
+            "F2": Reading(layer.self_attn, "attention"),
+            "F3_HEADS": Reading(layer.self_attn.projection, "input"),
+            "F3": Reading(layer.self_attn, "output"),
+            "F4": Reading(layer.layer_norm2, "output"),
+            "F5": Reading(layer.mlp, "output"),
+            "F6": Reading(layer, "output"),
+        }
+    )
+
+
+def _fusion_block(layer: nn.Module) -> Block:
+    return Block(
+        {
+            "F2": Reading(layer.attention.self, "attention"),
+            "F3_HEADS": Reading(layer.attention.self, "output"),
+            "F3": Reading(layer.attention.output.dense, "output"),
+            "CROSS": Reading(layer.crossattention.self, "attention"),
+            "CONTEXT": Reading(layer.crossattention.self, "keyword", "encoder_hidden_states"),
+            "F5": Reading(layer.output.dense, "output"),
+            "F6": Reading(layer, "output"),
+        },
+        {"F1": _POST_NORM, "F4": _POST_NORM},
+    )
+
+
+def _share_rows(projection: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    """Hooks that project one row for a batch whose rows are one tensor expanded, and expand the result."""
+    rows: list[int] = []
+
+    def keep_one(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (tokens,) = args
+        # A row of its own gradient per text must not be shared.
+        shared = len(tokens) > 1 and tokens.stride(0) == 0 and not tokens.requires_grad
+        rows.append(len(tokens) if shared else 0)
+        return (tokens[:1],) if shared else args
+
+    def give_all(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        count = rows.pop()
+        return output.expand(count, *output.shape[1:]) if count else output
+
+    return [projection.register_forward_pre_hook(keep_one), projection.register_forward_hook(give_all)]

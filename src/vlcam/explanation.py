@@ -1,0 +1,287 @@
+"""Explanation: a map that carries the recipe and the provenance which reproduce it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from vlcam import archive, colours
+from vlcam.errors import EvidenceError, InputError, UnknownNameError, listing
+from vlcam.geometry import Placement, to_original
+from vlcam.images import ImageSource, open_image
+from vlcam.maps import normalised
+from vlcam.recipe import Recipe
+from vlcam.targets import Score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vlcam.explainer import Explainer
+    from vlcam.verification import Verification
+
+__all__ = ["Explanation", "Status", "WordMap", "Words"]
+
+Floats = NDArray[np.float32]
+Status = Literal["ok", "constant", "no positive evidence", "zero gradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class WordMap:
+    """One word's map: the word, its span in the text, its token indices, and the raw map [h, w]."""
+
+    word: str
+    span: tuple[int, int]
+    rows: tuple[int, ...]
+    tokens: Floats
+    status: Status
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What the model looked at, how the map was made, and what is needed to make it again.
+
+    Attributes:
+        tokens: float32 [h, w], the map on the token grid, raw: signed if the recipe is, before normalisation.
+        recipe: every choice.
+        provenance: image, text, model, run and versions as JSON values; see `docs/provenance.md`.
+        scores: every score that the model offers for this image and text, by name.
+        status: `ok`, or why there is nothing to draw: `constant`, `no positive evidence` (a ReLU removed all),
+            `zero gradient` (words only; for the main map this is an error).
+        image: the image as the user sees it, RGB; None where it came from a file that does not carry it.
+        placement: which part of the image the model saw.
+        word_maps: the map of every word, empty where the site has no text rows.
+        attachments: the image's own bytes and preprocessed pixels, for the file.
+    """
+
+    tokens: Floats
+    recipe: Recipe
+    provenance: Mapping[str, Any]
+    scores: Mapping[str, Score]
+    status: Status
+    image: Image.Image | None
+    placement: Placement
+    word_maps: tuple[WordMap, ...]
+    attachments: archive.Attachments
+
+    @property
+    def heatmap(self) -> Floats:
+        """float32 [H, W] on the original image, normalised and interpolated by the recipe; NaN where unseen.
+
+        The token map is normalised first and interpolated then.
+        """
+        scaled = normalised(self.recipe, torch.from_numpy(self.tokens)).numpy()
+        return to_original(scaled, self.placement, self.recipe.upsample)
+
+    @property
+    def words(self) -> Words:
+        """The map of every word of the text, as an explanation of its own: `exp.words["red"].heatmap`."""
+        return Words(self)
+
+    @property
+    def text(self) -> str:
+        """The text as typed."""
+        return str(self.provenance["text"]["given"])
+
+    def peak(self) -> tuple[float, float]:
+        """(x, y) of the map's highest cell, at its centre, in pixels of the original image.
+
+        Raises:
+            EvidenceError: the map is constant.
+        """
+        self._check_drawable()
+        rows, columns = self.tokens.shape
+        row, column = divmod(int(self.tokens.argmax()), columns)
+        x0, y0, x1, y1 = self.placement.box
+        return x0 + (column + 0.5) / columns * (x1 - x0), y0 + (row + 0.5) / rows * (y1 - y0)
+
+    def overlay(self, *, alpha: float = 0.6, colormap: str = "inferno") -> Image.Image:
+        """Lay the heatmap over the original image, at its original size.
+
+        Args:
+            alpha: opacity of the map, 0 to 1. What the model never saw is greyed and hatched instead.
+            colormap: `inferno`, `viridis`, `gray` or `coolwarm`.
+
+        Returns:
+            An RGB image.
+
+        Raises:
+            EvidenceError: there is nothing to draw; the message says why.
+        """
+        self._check_drawable()
+        return colours.overlay(self.picture(), self.heatmap, alpha=alpha, colormap=colormap)
+
+    def picture(self) -> Image.Image:
+        """The image that was explained.
+
+        Raises:
+            InputError: it came from a file that does not carry it.
+        """
+        if self.image is None:
+            raise InputError("the file does not carry its image; give it: vlcam.open(path, image=...)")
+        return self.image
+
+    def figure(self) -> Figure:
+        """The image, the map, every word's map on one colour scale, and the scores. Needs the extra `plot`."""
+        from vlcam.plot import figure  # matplotlib is an extra
+
+        return figure(self)
+
+    def save(self, path: str | os.PathLike[str], *, embed_image: bool = True, overwrite: bool = False) -> Path:
+        """Write a PNG that shows the overlay and carries map, recipe and provenance; `vlcam.open` is its inverse.
+
+        Args:
+            path: ends in `.png`.
+            embed_image: whether the original image's bytes travel along, so that the file alone can be verified.
+            overwrite: whether an existing file may be replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            FileError: another ending, or the file exists.
+        """
+        picture = self.overlay() if self.status == "ok" else self.picture()
+        return archive.write(Path(path), picture, self._payload(embed_image=embed_image), overwrite=overwrite)
+
+    def record(self) -> dict[str, Any]:
+        """Everything but the arrays, as JSON values: recipe, provenance, scores, status, and each word's peak."""
+        return {
+            "recipe": self.recipe.to_dict() | {"fingerprint": self.recipe.fingerprint},
+            "status": self.status,
+            "scores": {name: {"kind": s.kind, "value": s.value} for name, s in self.scores.items()},
+            "placement": {
+                "original": list(self.placement.original),
+                "model": list(self.placement.model),
+                "box": list(self.placement.box),
+            },
+            "words": [
+                {"word": w.word, "span": list(w.span), "rows": list(w.rows), "status": w.status}
+                for w in self.word_maps
+            ],
+            "provenance": dict(self.provenance),
+        }
+
+    def verify(self, model: Explainer, *, image: Any = None) -> Verification:
+        """Compute the map again and compare.
+
+        Args:
+            model: the model that the map was made with.
+            image: the image, where the file does not carry it; its hash is compared.
+
+        Returns:
+            Whether the map came out again, the largest difference, and everything that differs.
+        """
+        from vlcam.verification import verify  # it needs the explainer, which needs this module
+
+        return verify(self, model, image=image)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, image: ImageSource | None = None) -> Self:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+            image: the image, where the file does not carry it; its hash is compared.
+
+        Raises:
+            FileError: not an explanation, or damaged, or edited.
+            InputError: another image than the one that was explained.
+        """
+        payload = archive.read(Path(path))
+        record, place = payload.record, payload.record["placement"]
+        attachments = payload.attachments
+        source = None
+        if image is not None or attachments.image is not None:
+            wanted = record["provenance"]["image"]
+            source = open_image(attachments.image if image is None else image, name=wanted["name"])
+            if source.sha256 != wanted["sha256"]:
+                raise InputError(
+                    f"another image: its SHA-256 is {source.sha256}, the explanation was made of {wanted['sha256']}"
+                )
+            attachments = replace(attachments, image=source.encoded)
+        return cls(
+            tokens=payload.tokens,
+            recipe=Recipe.from_dict({k: v for k, v in record["recipe"].items() if k != "fingerprint"}),
+            provenance=record["provenance"],
+            scores={name: Score(name, s["kind"], s["value"]) for name, s in record["scores"].items()},
+            status=record["status"],
+            image=source.rgb if source else None,
+            placement=Placement(tuple(place["original"]), tuple(place["model"]), tuple(place["box"])),
+            word_maps=tuple(
+                WordMap(w["word"], tuple(w["span"]), tuple(w["rows"]), tokens, w["status"])
+                for w, tokens in zip(record["words"], payload.words, strict=True)
+            ),
+            attachments=attachments,
+        )
+
+    def _payload(self, *, embed_image: bool) -> archive.Payload:
+        maps = [word.tokens for word in self.word_maps]
+        empty = np.zeros((0, *self.tokens.shape), np.float32)
+        return archive.Payload(
+            record=self.record(),
+            tokens=self.tokens,
+            words=np.stack(maps) if maps else empty,
+            attachments=self.attachments if embed_image else archive.Attachments(),
+        )
+
+    def _check_drawable(self) -> None:
+        if self.status == "ok":
+            return
+        advice = {
+            "no positive evidence": "every value is zero after the ReLU; relu='none' shows the signed map",
+            "constant": "every cell has the same value, so no place stands out",
+            "zero gradient": "the score does not depend on these rows at this layer; choose an earlier layer",
+        }
+        raise EvidenceError(f"nothing to draw ({self.status}): {advice[self.status]}")
+
+
+class Words(Mapping[str, Explanation]):
+    """Word -> explanation, in text order. A word that occurs again is `word#2`, `word#3`, ..."""
+
+    def __init__(self, whole: Explanation) -> None:
+        """Look at the words of an explanation."""
+        self._whole = whole
+        seen: dict[str, int] = {}
+        self._index: dict[str, WordMap] = {}
+        for word in whole.word_maps:
+            seen[word.word] = seen.get(word.word, 0) + 1
+            number = seen[word.word]
+            self._index[word.word if number == 1 else f"{word.word}#{number}"] = word
+
+    def __getitem__(self, key: str) -> Explanation:
+        """The explanation of one word.
+
+        Raises:
+            UnknownNameError: no such word; lists those there are, or says why there are none.
+        """
+        if key not in self._index:
+            if not self._index:
+                site = self._whole.recipe.site
+                raise UnknownNameError(f"no map per word: {site} has no text rows, only CROSS has; it gives one map")
+            raise UnknownNameError(f"no word {key!r}; there are {listing(self._index)}")
+        word = self._index[key]
+        whole = self._whole
+        run = whole.provenance["run"] | {"phrase": word.word, "span": list(word.span), "rows": list(word.rows)}
+        return replace(
+            whole,
+            tokens=word.tokens,
+            recipe=whole.recipe.replace(queries="phrase"),
+            provenance=dict(whole.provenance) | {"run": run},
+            status=word.status,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """The words in text order."""
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        """How many words have a map."""
+        return len(self._index)

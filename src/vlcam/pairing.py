@@ -1,0 +1,156 @@
+"""What users give (one or many images and texts, of any kind) as the pairs that the engine explains."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
+from vlcam.archive import Attachments
+from vlcam.errors import InputError
+from vlcam.images import SourceImage, open_image
+
+__all__ = ["Pairs", "pair_up"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs ready for the engine.
+
+    Attributes:
+        inputs: what the adapter runs.
+        images: for each image, the picture for people and its record.
+        attachments: for each image, what may travel in a file.
+        many: whether the user gave a list, and gets one back.
+    """
+
+    inputs: Inputs
+    images: tuple[tuple[Image.Image, dict[str, Any]], ...]
+    attachments: tuple[Attachments, ...]
+    many: bool
+
+
+def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, strict: bool) -> Pairs:
+    """Pair images with texts: one with one, one with many, many with one, or n with n in order.
+
+    Args:
+        adapter: prepares both for its model.
+        image: a path, bytes, PIL image or uint8 array; a float tensor [3, H, W] or [B, 3, H, W] that is already
+            preprocessed; a list of any of the former; or a mapping with `pixel_values` and `input_ids`.
+        text: a string, a list of strings; None where the mapping has `input_ids`.
+        strict: whether text beyond the model's limit is an error.
+
+    Raises:
+        InputError: nothing to pair, counts that do not fit, an empty text, or cut text with `strict`.
+    """
+    ids = mask = None
+    if isinstance(image, (Mapping, UserDict)):  # transformers' BatchEncoding is a UserDict
+        image, ids, mask = _from_mapping(image, text)
+    images, pictures, attachments, many_images = _images(adapter, image)
+    if ids is not None:
+        texts, many_texts = adapter.accept_ids(ids, mask), True
+    else:
+        given, many_texts = _strings(text)
+        count = len(pictures) if len(given) == 1 else len(given)
+        texts = adapter.prepare_texts(given * count if len(given) == 1 else given)
+    image_of = _image_of(len(pictures), len(texts.layouts))
+    _check_cut(texts, strict=strict)
+    return Pairs(Inputs(images, texts, image_of), tuple(pictures), tuple(attachments), many_images or many_texts)
+
+
+def _from_mapping(batch: Any, text: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    if text is not None:
+        raise InputError("the batch has input_ids already; leave text out")
+    missing = [key for key in ("pixel_values", "input_ids") if key not in batch]
+    if missing:
+        raise InputError(f"the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}")
+    pixels = batch["pixel_values"]
+    return (pixels if pixels.ndim == 4 else pixels[None]), batch["input_ids"], batch.get("attention_mask")
+
+
+def _images(
+    adapter: ModelAdapter, image: Any
+) -> tuple[PreparedImages, list[tuple[Image.Image, dict[str, Any]]], list[Attachments], bool]:
+    many = isinstance(image, (list, tuple)) or (isinstance(image, Tensor) and image.ndim == 4)
+    items = list(image) if many else [image]
+    if not items:
+        raise InputError("no image was given")
+    if all(isinstance(item, Tensor) for item in items):
+        return *_preprocessed(adapter, items), many
+    if any(isinstance(item, Tensor) for item in items):
+        raise InputError("the images mix tensors that are already preprocessed with others; give one kind")
+    sources = [open_image(item) for item in items]
+    prepared = adapter.prepare_images(sources)
+    pictures = [(s.rgb, _image_record(s, steps)) for s, steps in zip(sources, prepared.steps, strict=True)]
+    return prepared, pictures, [Attachments(image=s.encoded) for s in sources], many
+
+
+def _preprocessed(
+    adapter: ModelAdapter, items: Sequence[Tensor]
+) -> tuple[PreparedImages, list[tuple[Image.Image, dict[str, Any]]], list[Attachments]]:
+    shapes = {tuple(item.shape) for item in items}
+    wrong = [item for item in items if item.ndim != 3 or len(item) != 3 or not item.is_floating_point()]
+    if wrong or len(shapes) != 1:
+        found = ", ".join(f"{item.dtype} {tuple(item.shape)}" for item in items)
+        raise InputError(
+            f"preprocessed images are float tensors [3, H, W] of one size, found {found}; give a uint8 array "
+            "[H, W, 3] or a PIL image to have it preprocessed"
+        )
+    # A clone: a tensor made under inference_mode may not be part of a graph.
+    prepared = adapter.accept_pixels(torch.stack([item.detach().clone() for item in items]))
+    pictures, attachments = [], []
+    for item, steps in zip(items, prepared.steps, strict=True):
+        kept = item.detach().float().cpu()
+        shown = (adapter.display(kept).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        source = open_image(np.ascontiguousarray(shown), name="preprocessed tensor")
+        pictures.append((source.rgb, _image_record(source, steps)))
+        attachments.append(Attachments(image=source.encoded, pixel_values=kept.numpy()))
+    return prepared, pictures, attachments
+
+
+def _image_record(source: SourceImage, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "sha256": source.sha256,
+        "size": list(source.size),
+        "steps": [*source.steps, *steps],
+    }
+
+
+def _strings(text: Any) -> tuple[list[str], bool]:
+    many = isinstance(text, (list, tuple))
+    given = list(text) if many else [text]
+    if not given:
+        raise InputError("no text was given")
+    for item in given:
+        if not isinstance(item, str):
+            raise InputError(f"a text of type {type(item).__name__}: give a string, or a list of strings")
+        if not item.strip():
+            raise InputError(f"the text is empty ({item!r}); give at least one word")
+    return given, many
+
+
+def _image_of(images: int, texts: int) -> tuple[int, ...]:
+    if images == 1:
+        return (0,) * texts
+    if images == texts:
+        return tuple(range(images))
+    raise InputError(
+        f"{images} images and {texts} texts: give one of either, or as many of one as of the other; pairs are made "
+        "in order"
+    )
+
+
+def _check_cut(texts: PreparedTexts, *, strict: bool) -> None:
+    for layout in texts.layouts:
+        if strict and layout.cut:
+            raise InputError(
+                f"the text is longer than the model's {len(layout.ids)} tokens; cut off: {', '.join(layout.cut)}"
+            )

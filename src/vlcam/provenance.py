@@ -1,0 +1,87 @@
+"""The record of how a map was made: image, text, model, run and versions, as JSON values."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlcam.adapter import ModelAdapter
+from vlcam.text import TextLayout
+
+__all__ = ["SCHEMA", "WeightsHash", "model_record", "text_record", "versions"]
+
+SCHEMA = 1
+_PACKAGES = ("vlcam", "torch", "transformers", "numpy", "pillow", "safetensors")
+
+
+class WeightsHash:
+    """SHA-256 over a model's parameters and buffers; computed again only when a tensor was replaced or written to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Remember the model; nothing is computed yet."""
+        self._module = module
+        self._state: tuple[object, ...] = ()
+        self._value = ""
+
+    def value(self) -> str:
+        """The hash, 64 hexadecimal digits."""
+        tensors = self._module.state_dict(keep_vars=True)
+        state = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors.items())  # noqa: SLF001
+        if state != self._state:
+            digest = hashlib.sha256()
+            for name, tensor in tensors.items():
+                plain = tensor.detach().cpu().contiguous()
+                digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\0".encode())
+                digest.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+            self._state, self._value = state, digest.hexdigest()
+        return self._value
+
+
+def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, attention_tapped: bool) -> dict[str, Any]:
+    """What model ran, and how."""
+    parameter = next(adapter.module.parameters())
+    kind = type(adapter.module)
+    return {
+        "id": name,
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "library": adapter.library,
+        "adapter": f"{type(adapter).__module__}.{type(adapter).__qualname__}",
+        "weights_sha256": weights.value(),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": str(parameter.device),
+        "attention": {
+            "configured": adapter.attention,
+            "used": f"explicit softmax in tapped blocks, {adapter.attention} elsewhere"
+            if attention_tapped
+            else adapter.attention,
+        },
+        "options": dict(adapter.options),
+    }
+
+
+def text_record(layout: TextLayout) -> dict[str, Any]:
+    """The text and every token of it."""
+    return {
+        "given": layout.text,
+        "ids": list(layout.ids),
+        "pieces": list(layout.pieces),
+        "spans": [list(span) for span in layout.spans],
+        "special": list(layout.special),
+        "cut": list(layout.cut),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that take part."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found

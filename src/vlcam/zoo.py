@@ -1,0 +1,111 @@
+"""The embedded models, and loading by name: embedded, a local folder, or a checkpoint of the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from vlcam.adapter import for_config, for_module
+from vlcam.errors import UnknownNameError, listing
+from vlcam.explainer import Explainer
+
+__all__ = ["EmbeddedModel", "load", "models", "wrap"]
+
+_FOLDER = Path(__file__).parent / "embedded"
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """A small trained model inside the package: its folder, one line about it, and its measured figures."""
+
+    name: str
+    folder: Path
+    summary: str
+    figures: Mapping[str, Any]
+
+    @property
+    def card(self) -> str:
+        """The model card, Markdown."""
+        return (self.folder / "README.md").read_text(encoding="utf-8")
+
+
+def models() -> Mapping[str, EmbeddedModel]:
+    """Every embedded model by name."""
+    found = {}
+    for file in sorted(_FOLDER.glob("*/figures.json")):
+        figures = json.loads(file.read_text(encoding="utf-8"))
+        found[file.parent.name] = EmbeddedModel(file.parent.name, file.parent, figures["summary"], figures)
+    return MappingProxyType(found)
+
+
+def load(name: str | Path, **options: Any) -> Explainer:
+    """Load a model.
+
+    Args:
+        name: an embedded model (`vlcam.models()`), a folder with a checkpoint and its processor, or the name of a
+            checkpoint on the Hugging Face hub (needs a network, or the hub's cache).
+        **options: `dtype` ("float32"), `device` ("cpu"), and the model family's own; BLIP takes `first_token`
+            ("enc" or "cls"), `image_size` and `interpolate_pos_encoding`.
+
+    Returns:
+        The model, ready to be asked.
+
+    Raises:
+        UnknownNameError: nothing of that name; lists the embedded models.
+        AdapterError: a checkpoint of a family that no adapter loads.
+    """
+    embedded = models().get(str(name))
+    folder = embedded.folder if embedded else Path(name)
+    if folder.is_dir():
+        config = folder / "config.json"
+        if not config.is_file():
+            raise UnknownNameError(f"folder {str(name)!r} has no config.json: not a checkpoint folder")
+        adapter = for_config(json.loads(config.read_text(encoding="utf-8")), str(name))
+        return Explainer(adapter.load(folder, local=True, **options), str(name))
+    source = str(name)
+    adapter = for_config(_hub_config(source), source)
+    return Explainer(adapter.load(source, local=False, **options), source)
+
+
+def wrap(module: nn.Module, processor: Any = None, *, name: str = "", **options: Any) -> Explainer:
+    """Explain a model that is already loaded. It is neither copied nor changed.
+
+    Args:
+        module: the model; a `DataParallel` or compiled wrapper is looked through.
+        processor: what prepares its images and texts.
+        name: what records call it; by default its `name_or_path`, or its class.
+        **options: as in `load`, without `dtype` and `device`.
+
+    Raises:
+        AdapterError: no adapter accepts it.
+    """
+    bare = _unwrapped(module)
+    label = name or getattr(bare, "name_or_path", "") or type(bare).__name__
+    return Explainer(for_module(bare).wrap(bare, processor, **options), label)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return _unwrapped(module.module)
+    compiled = getattr(module, "_orig_mod", None)  # hooks never fire in torch.compile's copy
+    return _unwrapped(compiled) if isinstance(compiled, nn.Module) else module
+
+
+def _hub_config(name: str) -> Mapping[str, Any]:
+    known = f"embedded models: {listing(models())}"
+    if "/" not in name or name.startswith((".", "/")):
+        raise UnknownNameError(f"no model {name!r}: not an embedded model and not a folder; {known}")
+    from transformers import PretrainedConfig  # only a checkpoint of the hub needs it
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(name)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise UnknownNameError(f"no model {name!r}: not a folder, and the hub did not give it ({reason}); {known}") from None
+    return dict(config)
