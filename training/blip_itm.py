@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader
 from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, BlipProcessor
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
@@ -32,9 +32,10 @@ class Plan:
     """Every number of a training run; the same plan gives the same weights on the same machine."""
 
     seed: int = 1_000_003
+    vision_steps: int = 1200
     steps: int = 6000
     batch: int = 48
-    rate: float = 8e-4
+    rate: float = 1e-3
     warmup: int = 200
     weight_decay: float = 0.05
     side: int = 64
@@ -46,6 +47,7 @@ class Plan:
     text_heads: int = 2
     feed_forward: int = 384
     projection: int = 64
+    spread: float = 0.06
     longest: int = 40
     attention_dropout: float = 0.1
     hidden_dropout: float = 0.0
@@ -90,6 +92,11 @@ class Trainee(nn.Module):
         self.gates = [GatedDropout(plan.attention_dropout) for _ in self.blip.text_encoder.encoder.layer]
         for gate, layer in zip(self.gates, self.blip.text_encoder.encoder.layer, strict=True):
             layer.crossattention.self.dropout = gate
+
+    def sight(self, batch: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        """The losses of the first steps, in which the vision tower alone learns what covers each patch."""
+        image = self.blip.vision_model(torch.stack([s.pixels for s in batch])).last_hidden_state
+        return {"dense": self._dense(image, batch), "shapes": self.shape_accuracy}
 
     def losses(self, batch: Sequence[Sample], generator: torch.Generator) -> dict[str, torch.Tensor]:
         """Every part of the loss, unweighted, and the share of captions judged rightly."""
@@ -148,9 +155,9 @@ class Trainee(nn.Module):
         for module in self.gates:
             module.gate = gate
         try:
-            return self.blip.text_encoder(
-                input_ids=ids, attention_mask=mask, encoder_hidden_states=image
-            ).last_hidden_state
+            made = self.blip.text_encoder(input_ids=ids, attention_mask=mask, encoder_hidden_states=image)
+            hidden: torch.Tensor = made.last_hidden_state
+            return hidden
         finally:
             for module in self.gates:
                 module.gate = None
@@ -159,7 +166,9 @@ class Trainee(nn.Module):
         """How far the words of true phrases are from looking at their object, in every block, as -log of the share."""
         words = owner[: len(batch)]
         rows, columns = torch.nonzero(words >= 0, as_tuple=True)
-        objects = torch.stack([batch[row].cover[words[row, column]] > 0 for row, column in zip(rows, columns)])
+        objects = torch.stack(
+            [batch[row].cover[words[row, column]] > 0 for row, column in zip(rows, columns, strict=True)]
+        )
         terms = []
         for module in self.gates:
             if module.seen is None:
@@ -175,18 +184,18 @@ class Trainee(nn.Module):
         shapes = torch.cat([s.shapes for s in batch])
         # Nine patches in ten are background: without a balance the shapes are not learned at all.
         balance = torch.where(colours == BACKGROUND, 0.1, 1.0) * (colours != IGNORED)
-        colour = F.cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED, reduction="none")
+        colour = cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED, reduction="none")
         shape_logits, covered = self.shape_head(patches[shapes > 0]), shapes[shapes > 0]
         self.shape_accuracy = (shape_logits.argmax(-1) == covered).float().mean()
-        return (colour * balance).sum() / balance.sum() + F.cross_entropy(shape_logits, covered)
+        return (colour * balance).sum() / balance.sum() + cross_entropy(shape_logits, covered)
 
     def _contrastive(self, image: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         text = self.blip.text_encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
-        left = F.normalize(self.blip.vision_proj(image[:, 0]), dim=-1)
-        right = F.normalize(self.blip.text_proj(text), dim=-1)
+        left = normalize(self.blip.vision_proj(image[:, 0]), dim=-1)
+        right = normalize(self.blip.text_proj(text), dim=-1)
         logits = left @ right.t() / 0.07
         aim = torch.arange(len(logits))
-        return (F.cross_entropy(logits, aim) + F.cross_entropy(logits.t(), aim)) / 2
+        return (cross_entropy(logits, aim) + cross_entropy(logits.t(), aim)) / 2
 
 
 def config(plan: Plan, words: BertTokenizer) -> BlipConfig:
@@ -199,6 +208,7 @@ def config(plan: Plan, words: BertTokenizer) -> BlipConfig:
             "intermediate_size": plan.feed_forward,
             "num_hidden_layers": plan.text_layers,
             "num_attention_heads": plan.text_heads,
+            "initializer_range": plan.spread,
             "max_position_embeddings": plan.longest,
             "hidden_dropout_prob": plan.hidden_dropout,
             "attention_probs_dropout_prob": plan.attention_dropout,
@@ -212,6 +222,8 @@ def config(plan: Plan, words: BertTokenizer) -> BlipConfig:
             "intermediate_size": plan.feed_forward,
             "num_hidden_layers": plan.vision_layers,
             "num_attention_heads": plan.vision_heads,
+            # The default of the configuration class is 1e-10, from which a vision tower hardly learns.
+            "initializer_range": plan.spread,
             "image_size": plan.side,
             "patch_size": plan.patch,
         },
@@ -236,7 +248,7 @@ def phrase_of_token(captions: Sequence[scenes.Caption], offsets: torch.Tensor) -
 
 def soft_cross_entropy(logits: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of two logits against the wanted probability of the second."""
-    return F.cross_entropy(logits, torch.stack([1 - positive, positive], -1))
+    return cross_entropy(logits, torch.stack([1 - positive, positive], -1))
 
 
 def schedule(step: int, plan: Plan) -> float:
@@ -260,10 +272,10 @@ def train(plan: Plan, out: Path) -> None:
     started = time.monotonic()
     for step, batch in zip(range(plan.steps), data, strict=False):
         optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
-        parts = trainee.losses(batch, generator)
-        loss = sum((weights[name] * parts[name] for name in weights), torch.zeros(()))
+        parts = trainee.sight(batch) if step < plan.vision_steps else trainee.losses(batch, generator)
+        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
         optimiser.step()
         for name, value in parts.items():
@@ -296,8 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out, threads = given.pop("out"), given.pop("threads")
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[
-        logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")])
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
+    )
     train(Plan(**given), out)
 
 

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import normalize
 from transformers import BlipForImageTextRetrieval, BlipProcessor
 
 from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
-from vlcam.errors import AdapterError, InputError, RecipeError
+from vlcam.errors import AdapterError, InputError
 from vlcam.geometry import Placement
 from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
@@ -75,10 +75,11 @@ class BlipItmHF(ModelAdapter):
         self._first_token = first_token
         self._interpolate = interpolate_pos_encoding
         size = self._image_processor.size
-        self._size = tuple(image_size) if image_size else (int(size["height"]), int(size["width"]))
+        height, width = image_size or (int(size["height"]), int(size["width"]))
+        self._size = (height, width)
         self._own_size = image_size is not None
         trained = module.config.vision_config.image_size
-        self._trained = (trained, trained) if isinstance(trained, int) else tuple(trained)
+        self._trained: tuple[int, ...] = (trained, trained) if isinstance(trained, int) else tuple(trained)
         self._patch = int(module.config.vision_config.patch_size)
         self._encode_id = self._find_encode_id()
         self._check_size(self._size)
@@ -104,7 +105,7 @@ class BlipItmHF(ModelAdapter):
     def load(
         cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
     ) -> Self:
-        """Load a checkpoint and its processor; `dtype` and `device` say how, the other options as in the constructor."""
+        """Load a checkpoint and its processor to `device` in `dtype`; the other options as in the constructor."""
         with quiet_loading():
             module = BlipForImageTextRetrieval.from_pretrained(source, local_files_only=local, dtype=cast(dtype))
             # Pillow resizes as the original preprocessing did, and needs no torchvision.
@@ -224,8 +225,8 @@ class BlipItmHF(ModelAdapter):
             logits: Tensor = module.itm_head(fused[:, 0])
             return logits
         plain = encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
-        image = F.normalize(module.vision_proj(tokens[:, 0]), dim=-1)
-        return (image * F.normalize(module.text_proj(plain), dim=-1)).sum(-1)
+        image = normalize(module.vision_proj(tokens[:, 0]), dim=-1)
+        return (image * normalize(module.text_proj(plain), dim=-1)).sum(-1)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -260,7 +261,9 @@ class BlipItmHF(ModelAdapter):
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if any(side % self._patch for side in size):
-            raise InputError(f"image size {tuple(size)}: height and width must be multiples of the patch, {self._patch}")
+            raise InputError(
+                f"image size {tuple(size)}: height and width must be multiples of the patch, {self._patch}"
+            )
         if tuple(size) != self._trained and not self._interpolate:
             raise InputError(
                 f"image size {tuple(size)}: the model was trained at {self._trained}; load it with "
@@ -281,7 +284,7 @@ class BlipItmHF(ModelAdapter):
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _vision_block(layer: nn.Module) -> Block:
+def _vision_block(layer: Any) -> Block:
     return Block(
         {
             "F1": Reading(layer.layer_norm1, "output"),
@@ -295,7 +298,7 @@ def _vision_block(layer: nn.Module) -> Block:
     )
 
 
-def _fusion_block(layer: nn.Module) -> Block:
+def _fusion_block(layer: Any) -> Block:
     return Block(
         {
             "F2": Reading(layer.attention.self, "attention"),

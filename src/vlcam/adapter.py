@@ -24,7 +24,16 @@ from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
 from vlcam.text import TextLayout
 
-__all__ = ["AdapterWarning", "Inputs", "ModelAdapter", "PreparedImages", "PreparedTexts", "adapters", "for_config", "for_module"]
+__all__ = [
+    "AdapterWarning",
+    "Inputs",
+    "ModelAdapter",
+    "PreparedImages",
+    "PreparedTexts",
+    "adapters",
+    "for_config",
+    "for_module",
+]
 
 GROUP = "vlcam.adapters"
 

@@ -19,8 +19,10 @@ How = Literal["output", "input", "keyword", "attention"]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """How a tensor is reached: at a module's `output` (its first tensor), its first positional `input`, a `keyword`
-    argument, or the `attention` probabilities that the module computes inside.
+    """How a tensor is reached.
+
+    At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument, or the `attention`
+    probabilities that the module computes inside.
     """
 
     module: nn.Module

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import dropout, scaled_dot_product_attention, softmax
 from torch.overrides import TorchFunctionMode
 
 from vlcam.anatomy import Tap
@@ -22,7 +22,7 @@ __all__ = ["AttentionMode"]
 
 Take = Callable[[Tap, Tensor], Tensor]
 
-_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
 
 
 class AttentionMode(TorchFunctionMode):
@@ -46,7 +46,7 @@ class AttentionMode(TorchFunctionMode):
         if self.stack:
             if func in _SOFTMAX:
                 return self._take(self.stack[-1], func(*args, **given))
-            if func is F.scaled_dot_product_attention:
+            if func is scaled_dot_product_attention:
                 return self._explicit(*args, **given)
         return func(*args, **given)
 
@@ -70,9 +70,7 @@ class AttentionMode(TorchFunctionMode):
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                scores = scores.masked_fill(~attn_mask, -math.inf)
-            else:
-                scores = scores + attn_mask
+            hidden = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
         probabilities = self._take(self.stack[-1], scores.softmax(-1))
-        return F.dropout(probabilities, dropout_p, training=dropout_p > 0) @ value
+        return dropout(probabilities, dropout_p, training=dropout_p > 0) @ value

@@ -205,13 +205,13 @@ def _trunk_gradients(
         for pair in pairs:
             weights[image_of[pair]] = upstream[pair]
         last = number == len(rounds) - 1
-        found = torch.autograd.grad(
-            tokens, list(tapped.values()), weights, retain_graph=not last, allow_unused=True
-        )
+        found = torch.autograd.grad(tokens, list(tapped.values()), weights, retain_graph=not last, allow_unused=True)
         for tap, gradient in zip(tapped, found, strict=True):
             if gradient is not None:
                 rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
-    return {tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()}
+    return {
+        tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()
+    }
 
 
 def _rounds(image_of: Sequence[int]) -> list[list[int]]:
@@ -229,4 +229,6 @@ def _rounds(image_of: Sequence[int]) -> list[list[int]]:
 
 def _check_finite(y: Tensor, target: Target) -> None:
     if not bool(torch.isfinite(y).all()):
-        raise EvidenceError(f"{target.label} is not finite: {y.detach().float().tolist()}; the model's output is broken")
+        raise EvidenceError(
+            f"{target.label} is not finite: {y.detach().float().tolist()}; the model's output is broken"
+        )

@@ -104,9 +104,7 @@ _ENTRIES = (
         "fusion blocks that have cross-attention, block 2 here. Its mean also counts padding, which only rescales.",
     ),
     Entry(
-        recipe=_LAVIS.replace(
-            name="attention-cross", weighting="attention", target="none", scale="none", relu="none"
-        ),
+        recipe=_LAVIS.replace(name="attention-cross", weighting="attention", target="none", scale="none", relu="none"),
         citation=_BLIP,
         code="no published code: the probabilities of lavis-itm without their gradient",
         depth=12,

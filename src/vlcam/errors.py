@@ -1,13 +1,13 @@
 """Every error that vlcam raises on purpose.
 
-    VlcamError
-    +-- RecipeError        choices that contradict each other, or that this model cannot meet
-    +-- InputError         an image, a text or a phrase that cannot be explained
-    +-- UnknownNameError   a model, recipe, layer or site that does not exist; lists what does
-    +-- AdapterError       no adapter knows the model, or an adapter broke its contract
-    +-- CaptureError       a tapped tensor was not reached, or reached twice
-    +-- EvidenceError      nothing to show: a zero gradient, a non-finite map or score
-    +-- FileError          not a vlcam file, a damaged one, or an output that would be overwritten
+VlcamError
++-- RecipeError        choices that contradict each other, or that this model cannot meet
++-- InputError         an image, a text or a phrase that cannot be explained
++-- UnknownNameError   a model, recipe, layer or site that does not exist; lists what does
++-- AdapterError       no adapter knows the model, or an adapter broke its contract
++-- CaptureError       a tapped tensor was not reached, or reached twice
++-- EvidenceError      nothing to show: a zero gradient, a non-finite map or score
++-- FileError          not a vlcam file, a damaged one, or an output that would be overwritten
 """
 
 from __future__ import annotations

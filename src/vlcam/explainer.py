@@ -179,9 +179,7 @@ class Explainer:
     def _scores(self, found: Capture, pair: int) -> dict[str, Score]:
         return read_scores(found.outputs, self.adapter.heads, pair)
 
-    def _job(
-        self, recipe: str | Recipe, choices: Mapping[str, Any], custom: Custom | None, phrase: str | None
-    ) -> _Job:
+    def _job(self, recipe: str | Recipe, choices: Mapping[str, Any], custom: Custom | None, phrase: str | None) -> _Job:
         changes = dict(choices)
         if isinstance(recipe, str):
             entry = named(recipe)
@@ -239,9 +237,13 @@ class Explainer:
             raise self._no_evidence(job, pairs, pair, selection, error) from None
         raw = rows.reshape(len(rows), *grid).cpu().numpy()
         if not bool(torch.isfinite(rows).all()):
-            raise EvidenceError(f"the map at {job.taps[0]} is not finite; the model's activations or gradients overflow")
+            raise EvidenceError(
+                f"the map at {job.taps[0]} is not finite; the model's activations or gradients overflow"
+            )
         words = tuple(
-            WordMap(word.text, word.span, word.tokens, raw[number + 1], _status(job.recipe, raw[number + 1], live=alive))
+            WordMap(
+                word.text, word.span, word.tokens, raw[number + 1], _status(job.recipe, raw[number + 1], live=alive)
+            )
             for number, (word, alive) in enumerate(zip(selection.words, live[1:], strict=True))
         )
         image = inputs.image_of[pair]
@@ -321,9 +323,7 @@ class _NoGradientError(Exception):
     """The gradient is zero, or missing, wherever the map would use it."""
 
 
-def _maps(
-    job: _Job, found: Capture, pair: int, selection: Selection, prefix: int
-) -> tuple[Tensor, tuple[bool, ...]]:
+def _maps(job: _Job, found: Capture, pair: int, selection: Selection, prefix: int) -> tuple[Tensor, tuple[bool, ...]]:
     """The maps of one pair, [1 + words, patches], and which of them have any gradient."""
     gradients = [found.gradients.get(tap) for tap in job.taps] if job.recipe.needs_gradient else []
     if any(gradient is None for gradient in gradients):
@@ -338,16 +338,15 @@ def _maps(
         )
     if job.recipe.site in ATTENTION_SITES:
         weights = selection.weights.to(activations[0].device)
-        pieces = [
-            maps.row_means(job.recipe, maps.attention_rows(job.recipe, a, g)[:, : weights.shape[1]], weights)[0]
-            for a, g in zip(activations, chosen or [None] * len(activations), strict=True)
+        rows = [
+            maps.attention_rows(job.recipe, activation, chosen[number] if chosen else None)
+            for number, activation in enumerate(activations)
         ]
+        pieces = [maps.row_means(job.recipe, each[:, : weights.shape[1]], weights)[0] for each in rows]
     else:
         if job.recipe.layer_rule == "shared":
             activations, chosen = activations[:1], [torch.stack(chosen).float().sum(0)]
-        pieces = [
-            maps.channel_weighted(job.recipe, a, g, prefix) for a, g in zip(activations, chosen, strict=True)
-        ]
+        pieces = [maps.channel_weighted(job.recipe, a, g, prefix) for a, g in zip(activations, chosen, strict=True)]
     return maps.merge_layers(job.recipe, pieces)[:, prefix:], live
 
 

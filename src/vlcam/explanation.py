@@ -163,8 +163,7 @@ class Explanation:
                 "box": list(self.placement.box),
             },
             "words": [
-                {"word": w.word, "span": list(w.span), "rows": list(w.rows), "status": w.status}
-                for w in self.word_maps
+                {"word": w.word, "span": list(w.span), "rows": list(w.rows), "status": w.status} for w in self.word_maps
             ],
             "provenance": dict(self.provenance),
         }
@@ -199,9 +198,10 @@ class Explanation:
         record, place = payload.record, payload.record["placement"]
         attachments = payload.attachments
         source = None
-        if image is not None or attachments.image is not None:
+        found = attachments.image if image is None else image
+        if found is not None:
             wanted = record["provenance"]["image"]
-            source = open_image(attachments.image if image is None else image, name=wanted["name"])
+            source = open_image(found, name=wanted["name"])
             if source.sha256 != wanted["sha256"]:
                 raise InputError(
                     f"another image: its SHA-256 is {source.sha256}, the explanation was made of {wanted['sha256']}"

@@ -49,9 +49,7 @@ class Placement:
         """
         down, across = original[0] / resized[0], original[1] / resized[1]
         top, left = corner
-        return cls(
-            original, model, (left * across, top * down, (left + model[1]) * across, (top + model[0]) * down)
-        )
+        return cls(original, model, (left * across, top * down, (left + model[1]) * across, (top + model[0]) * down))
 
 
 def check_grid(tokens: int, prefix: int, grid: tuple[int, int]) -> None:

@@ -5,7 +5,7 @@ Axes: B pairs, H heads, Q query rows, K keys (image tokens), N tokens, C channel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from vlcam.errors import RecipeError
 from vlcam.recipe import Recipe
 
 __all__ = ["attention_rows", "channel_weighted", "merge_layers", "normalised", "row_means"]
+
+
+_HEADS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "mean": Tensor.mean,
+    "sum": Tensor.sum,
+    "max": Tensor.amax,
+    "min": Tensor.amin,
+}
 
 
 def attention_rows(recipe: Recipe, attention: Tensor, gradient: Tensor | None) -> Tensor:
@@ -25,7 +33,7 @@ def attention_rows(recipe: Recipe, attention: Tensor, gradient: Tensor | None) -
     values = _weighted(recipe, attention.float(), None if gradient is None else gradient.float())
     if recipe.relu == "before_heads":
         values = values.relu()
-    merged = {"mean": values.mean, "sum": values.sum, "max": values.amax, "min": values.amin}[recipe.heads](1)
+    merged = _HEADS[recipe.heads](values, 1)
     return merged.relu() if recipe.relu == "after_heads" else merged
 
 

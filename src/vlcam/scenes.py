@@ -37,7 +37,7 @@ Span = tuple[int, int]
 Mismatch = Literal["attribute", "object", "binding"]
 
 _SUPERSAMPLE = 3
-_RADIUS = (0.115, 0.20)  # of the shorter side: the smallest object still covers a cell of an 8 x 8 grid
+_RADIUS = (0.14, 0.24)  # of the shorter side: the smallest object still covers a cell of an 8 x 8 grid
 _PLACEMENT_TRIES = 400
 
 
@@ -181,7 +181,7 @@ def _scene(seed: int, index: int, objects: tuple[int, int], size: tuple[int, int
     canvas = _background(rng, size)
     masks = []
     for (colour, shape), (x, y, radius) in zip(chosen, places, strict=True):
-        coverage = _coverage(shape, x, y, radius, float(rng.uniform(-0.3, 0.3)), size)
+        coverage = _coverage(shape, x, y, radius, float(rng.uniform(-0.25, 0.25)), size)
         shade = np.clip(np.array(COLOURS[colour], np.float32) + rng.uniform(-14, 14, 3), 0, 255).astype(np.float32)
         canvas = canvas * (1 - coverage[..., None]) + shade * coverage[..., None]
         masks.append(coverage >= 0.5)

@@ -56,7 +56,9 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
     """
     run = explanation.provenance["run"]
     if explanation.recipe.target == "custom":
-        raise InputError(f"the target {run['target']!r} is a Python callable, which no record can hold; call explain again")
+        raise InputError(
+            f"the target {run['target']!r} is a Python callable, which no record can hold; call explain again"
+        )
     source = _image(explanation, image)
     phrase, occurrence = _phrase(explanation)
     again = model.explain(source, explanation.text, explanation.recipe, phrase=phrase, occurrence=occurrence)

@@ -107,5 +107,7 @@ def _hub_config(name: str) -> Mapping[str, Any]:
         config, _ = PretrainedConfig.get_config_dict(name)
     except OSError as error:
         reason = str(error).splitlines()[0]
-        raise UnknownNameError(f"no model {name!r}: not a folder, and the hub did not give it ({reason}); {known}") from None
+        raise UnknownNameError(
+            f"no model {name!r}: not a folder, and the hub did not give it ({reason}); {known}"
+        ) from None
     return dict(config)

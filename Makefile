@@ -1,0 +1,44 @@
+# Every target sets itself up in .venv on first use. PYTHON picks another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint format bench docs train clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[plot,test,lint,docs]'
+	@touch $(READY)
+
+demo: $(READY) ## explain a scene with the embedded model; pictures in demo/
+	$(BIN)/vlcam demo --out demo
+
+test: $(READY) ## run every test
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## bring the code into its one layout
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure cost in units of the model's own forward
+	$(BIN)/python -m benchmarks itm
+
+docs: $(READY) ## remake the measured tables and run the notebooks
+	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
+	$(BIN)/python docs/run_notebooks.py
+
+train: $(READY) ## train the embedded model from its seed, about an hour on two cores
+	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
+
+clean: ## forget the environment and what was made
+	rm -rf .venv demo dist build

@@ -1,0 +1,99 @@
+"""Cost of explaining an ITM score with a full-size BLIP (ViT-B at 384 pixels, BERT-base, random weights).
+
+Every figure is a ratio to the model's own forward without gradient, measured in the same run: the two take turns, and
+the median over rounds is reported, because timings on a shared machine drift.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, BlipProcessor
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+import vlcam
+from vlcam.adapter import Inputs
+from vlcam.anatomy import Tap
+from vlcam.capture import capture
+from vlcam.catalogue import named
+from vlcam.targets import resolve
+
+SIDE = 384
+CAPTION = "a dog on the grass next to a red ball"
+
+
+def full_size() -> tuple[Any, Any]:
+    """A BLIP of the released size with random weights, and a processor with a small vocabulary."""
+    torch.manual_seed(0)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(CAPTION.split())]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    # Filled up to BERT's 30,522 words, so that [DEC] and [ENC] have the ids that released checkpoints give them.
+    vocabulary |= {f"[unused{index}]": index for index in range(len(vocabulary), 30522)}
+    config = BlipConfig(
+        vision_config={"image_size": SIDE}, text_config={"vocab_size": 30524, "encoder_hidden_size": 768}
+    )
+    words = BertTokenizer(vocab=vocabulary, model_max_length=512)
+    images = BlipImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    return BlipForImageTextRetrieval(config).eval(), BlipProcessor(images, words)
+
+
+def table(*, rounds: int, device: str) -> str:
+    """Measure and lay out as Markdown."""
+    module, processor = full_size()
+    model = vlcam.wrap(module.to(device), processor)
+    pixels = torch.randn(3, SIDE, SIDE, device=device)
+    jobs = {
+        "one caption, CROSS of one block": lambda: model.explain(pixels, CAPTION, "lavis-itm", layer=7),
+        "the same, capture and backward alone": _bare(model, pixels, [CAPTION]),
+        "ten captions, one image, CROSS of one block": lambda: model.explain(pixels, [CAPTION] * 10, layer=7),
+        "one caption, CROSS of all twelve blocks": lambda: model.explain(
+            pixels, CAPTION, "lavis-itm", layer=range(11), layer_rule="mean"
+        ),
+        "one caption, CONTEXT": lambda: model.explain(pixels, CAPTION, "context-gradcam"),
+        "one caption, F1 of the last vision block": lambda: model.explain(pixels, CAPTION, "pgc-gradcam"),
+    }
+    forward = _forward(module, processor, pixels)
+    lines = [
+        f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {_seconds(forward, device):.2f} s",
+        "",
+        "| work | times the model's own forward (median, least to most) |",
+        "|---|---|",
+    ]
+    for name, job in jobs.items():
+        job()
+        ratios = []
+        for _ in range(rounds):
+            before, own, after = _seconds(forward, device), _seconds(job, device), _seconds(forward, device)
+            ratios.append(own / ((before + after) / 2))
+        lines.append(f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
+    return "\n".join(lines)
+
+
+def _forward(module: Any, processor: Any, pixels: torch.Tensor) -> Callable[[], object]:
+    text = processor.tokenizer(CAPTION, return_tensors="pt").to(pixels.device)
+
+    def run() -> object:
+        with torch.no_grad():
+            return module(input_ids=text["input_ids"], attention_mask=text["attention_mask"], pixel_values=pixels[None])
+
+    return run
+
+
+def _bare(model: vlcam.Explainer, pixels: torch.Tensor, captions: list[str]) -> Callable[[], object]:
+    """One pass without the contrastive score, the record and the map."""
+    adapter = model.adapter
+    inputs = Inputs(adapter.accept_pixels(pixels[None]), adapter.prepare_texts(captions), (0,) * len(captions))
+    target = resolve(named("lavis-itm").recipe, adapter.heads)
+    return lambda: capture(adapter, inputs, [Tap("fusion", 7, "CROSS")], target)
+
+
+def _seconds(job: Callable[[], object], device: str) -> float:
+    started = time.perf_counter()
+    job()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

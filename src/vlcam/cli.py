@@ -1,0 +1,279 @@
+"""The command line: `vlcam explain`, `verify`, `models`, `recipes`, `anatomy`, `demo`.
+
+Results as JSON go to stdout with `--json`; everything for people goes to stderr. Exit codes: 0 done, 1 it could not
+be done or did not reproduce, 2 the command asks for something that does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+import vlcam
+from vlcam import demo as demo_job
+from vlcam import wording
+from vlcam.catalogue import named
+from vlcam.errors import FileError, InputError, RecipeError, UnknownNameError, VlcamError
+from vlcam.explanation import Explanation
+from vlcam.provenance import versions
+from vlcam.recipe import Recipe
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_people = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error of vlcam becomes one line and an exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app(args=[item for item in given if item != "--debug"], prog_name="vlcam")
+    except VlcamError as error:
+        if debug:
+            raise
+        _people.print(f"vlcam: {error}", style="red")
+        sys.exit(2 if isinstance(error, (UnknownNameError, RecipeError)) else 1)
+
+
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        found = versions()
+        typer.echo(f"vlcam {vlcam.__version__}")
+        typer.echo("  ".join(f"{name} {number}" for name, number in found.items() if name != "vlcam"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=lambda value: _show_version(wanted=value), is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Show what a vision-language model looked at, and state how each map was made."""
+
+
+@app.command()
+def explain(
+    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
+    image: Annotated[list[Path], typer.Option(help="Image file; may be given several times.")],
+    text: Annotated[str, typer.Option(help="The text that is matched with the image.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    phrase: Annotated[str | None, typer.Option(help="Words of the text; by default the whole text.")] = None,
+    occurrence: Annotated[int | None, typer.Option(help="Which one, if the phrase stands more than once.")] = None,
+    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = "lavis-itm",
+    layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target in place of the recipe's: itm, contrastive.")] = None,
+    scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
+    first_token: Annotated[str | None, typer.Option(help="BLIP: enc or cls.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    alpha: Annotated[float, typer.Option(min=0.0, max=1.0, help="Opacity of the word overlays.")] = 0.6,
+    words: Annotated[bool, typer.Option("--words", help="Also write an overlay for every word.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse text beyond the model's limit.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Explain the score of an image and a text: a PNG that carries its recipe, a JSON record, the raw map."""
+    chosen = _read_recipe(recipe)
+    family = {"first_token": first_token} if first_token else {}
+    loaded = vlcam.load(model, device=device, dtype=dtype, **family)
+    changes: dict[str, Any] = {"scale": scale} if scale else {}
+    made, failed = [], []
+    for path in image:
+        try:
+            explanation = loaded.explain(
+                str(path),
+                text,
+                chosen,
+                phrase=phrase,
+                occurrence=occurrence,
+                layer=layer or None,
+                target=target,
+                strict=strict,
+                **changes,
+            )
+            files = _write(explanation, out, path.stem, words=words, alpha=alpha, overwrite=overwrite)
+        except (InputError, FileError) as error:
+            if len(image) == 1:
+                raise
+            failed.append((path, str(error)))
+            continue
+        made.append({"image": str(path), "files": {k: str(v) for k, v in files.items()}} | explanation.record())
+        _tell(explanation, files)
+    for path, reason in failed:
+        _people.print(f"vlcam: {path}: {reason}", style="red")
+    if as_json:
+        _emit(made[0] if len(image) == 1 else {"explained": made, "failed": [list(map(str, f)) for f in failed]})
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A PNG that `explain` or `Explanation.save` wrote.")],
+    image: Annotated[Path | None, typer.Option(help="The image, if the file does not carry it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Where the model is now, if not where the record says.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute a saved map again and compare; exit code 1 if it does not come out."""
+    saved = Explanation.open(file, image=None if image is None else str(image))
+    record = saved.provenance["model"]
+    given = {name: value for name, value in record["options"].items() if value is not None}
+    loaded = vlcam.load(model or record["id"], dtype=record["dtype"], device=device, **given)
+    outcome = saved.verify(loaded)
+    _people.print(str(outcome), style="green" if outcome.reproduced else "red")
+    if as_json:
+        _emit(
+            {
+                "reproduced": outcome.reproduced,
+                "identical": outcome.identical,
+                "largest_difference": outcome.largest if np.isfinite(outcome.largest) else None,
+                "differences": list(outcome.differences),
+            }
+        )
+    if not outcome.reproduced:
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(as_json: JsonFlag = False) -> None:
+    """List the embedded models."""
+    known = vlcam.models()
+    for name, entry in known.items():
+        _people.print(f"{name}  {entry.summary}")
+    if as_json:
+        _emit({name: dict(entry.figures) for name, entry in known.items()})
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One recipe, whole.")] = None, as_json: JsonFlag = False
+) -> None:
+    """List the named recipes, or show one with its formula and source."""
+    if name is None:
+        known = vlcam.recipes()
+        width = max(map(len, known))
+        for key, entry in known.items():
+            _people.print(f"{key:<{width}}  {wording.summary(entry.recipe)}")
+        if as_json:
+            _emit({key: _entry(key) for key in known})
+        return
+    entry = named(name)
+    _people.print(wording.describe(entry.recipe))
+    _people.print(f"\nsource\n  {entry.citation}\n  code: {entry.code}\n  {entry.notes}")
+    if as_json:
+        _emit(_entry(name))
+
+
+@app.command()
+def anatomy(
+    model: Annotated[str, typer.Argument(help="Embedded model, folder or checkpoint name.")], as_json: JsonFlag = False
+) -> None:
+    """Show a model's streams, blocks, sites, tokens and targets."""
+    found = vlcam.load(model).anatomy
+    _people.print(str(found))
+    if as_json:
+        _emit(found.to_dict())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"), as_json: JsonFlag = False
+) -> None:
+    """Explain a scene with the embedded model and write the pictures."""
+    written = demo_job.run(out)
+    _tell(written.explanation, written.files)
+    if written.left_out:
+        _people.print(f"left out the figure: {written.left_out}", style="yellow")
+    if as_json:
+        _emit({"files": {key: str(path) for key, path in written.files.items()}} | written.explanation.record())
+
+
+def _read_recipe(given: str) -> str | Recipe:
+    path = Path(given)
+    if path.suffix not in (".toml", ".json"):
+        return given
+    if not path.is_file():
+        raise UnknownNameError(f"recipe file {given!r}: no such file")
+    content = path.read_text(encoding="utf-8")
+    return Recipe.from_toml(content) if path.suffix == ".toml" else Recipe.from_json(content)
+
+
+def _write(
+    explanation: Explanation, out: Path, stem: str, *, words: bool, alpha: float, overwrite: bool
+) -> dict[str, Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    phrase = explanation.provenance["run"]["phrase"]
+    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(phrase))))
+    files = {kind: out / f"{base}{ending}" for kind, ending in _ENDINGS.items()}
+    if words:
+        files |= {
+            f"word {word}": out / f"{base}-word-{number:02d}-{_slug(word)}.png"
+            for number, (word, part) in enumerate(explanation.words.items(), start=1)
+            if part.status == "ok"
+        }
+    existing = [str(path) for path in files.values() if path.exists()]
+    if existing and not overwrite:
+        raise FileError(f"{', '.join(existing)} exists already; choose another --out, or pass --overwrite")
+    explanation.save(files["explanation"], overwrite=overwrite)
+    files["record"].write_text(json.dumps(explanation.record(), indent=2) + "\n", encoding="utf-8")
+    np.save(files["map"], explanation.tokens)
+    for key, path in files.items():
+        if key.startswith("word "):
+            explanation.words[key.removeprefix("word ")].overlay(alpha=alpha).save(path)
+    return files
+
+
+_ENDINGS = {"explanation": ".png", "record": ".json", "map": ".npy"}
+
+
+def _slug(text: str | None) -> str:
+    return re.sub(r"\W+", "-", text or "").strip("-").lower()
+
+
+def _tell(explanation: Explanation, files: dict[str, Path]) -> None:
+    _people.print(explanation.text, style="bold")
+    for score in explanation.scores.values():
+        _people.print(f"  {score}")
+    run = explanation.provenance["run"]
+    blocks = ", ".join(map(str, run["layers"]))
+    _people.print(
+        f"  recipe {explanation.recipe.name} {explanation.recipe.fingerprint}, block {blocks} ({run['layers_rule']})"
+    )
+    cut = explanation.provenance["text"]["cut"]
+    if cut:
+        _people.print(f"  cut off, not explained: {', '.join(cut)}", style="yellow")
+    if explanation.status != "ok":
+        _people.print(f"  status: {explanation.status}", style="yellow")
+    for kind, path in files.items():
+        _people.print(f"  {kind}: {path}")
+
+
+def _entry(name: str) -> dict[str, Any]:
+    entry = named(name)
+    return {
+        "recipe": entry.recipe.to_dict() | {"fingerprint": entry.recipe.fingerprint},
+        "formula": wording.formula(entry.recipe).splitlines(),
+        "citation": entry.citation,
+        "code": entry.code,
+        "published_depth": entry.depth or None,
+        "notes": entry.notes,
+    }
+
+
+def _emit(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,54 @@
+"""The main job on an embedded model, from nothing: which regions, for which words, made it say "match"."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlcam import scenes, zoo
+from vlcam.errors import InputError
+from vlcam.explanation import Explanation
+
+__all__ = ["Written", "run"]
+
+MODEL = "tiny-blip-itm"
+_SEED, _INDEX = 7, 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the demo made: the explanation, the files by what they are, and what was left out and why."""
+
+    explanation: Explanation
+    files: dict[str, Path]
+    left_out: str
+
+
+def run(out: Path) -> Written:
+    """Explain a held-out scene and write pictures and record into `out`, over those of an earlier run.
+
+    Raises:
+        FileError: `out` cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (scene,) = scenes.generate(1, seed=_SEED, start=_INDEX, objects=(2, 3), size=(256, 256))
+    model = zoo.load(MODEL)
+    explanation = model.explain(scene.image, scene.caption, phrase=scene.objects[0].phrase)
+    files = {"image": out / "scene.png", "record": out / "explanation.json"}
+    scene.image.save(files["image"])
+    files["explanation"] = explanation.save(out / "explanation.png", overwrite=True)
+    files["record"].write_text(json.dumps(explanation.record(), indent=2) + "\n", encoding="utf-8")
+    for number, (word, part) in enumerate(explanation.words.items(), start=1):
+        if part.status == "ok":
+            files[f"word {word}"] = path = out / f"word-{number:02d}-{word.replace('#', '-')}.png"
+            part.overlay().save(path)
+    left_out = ""
+    try:
+        figure = explanation.figure()
+    except InputError as error:
+        left_out = str(error)
+    else:
+        files["figure"] = out / "figure.png"
+        figure.savefig(files["figure"], dpi=110)
+    return Written(explanation, files, left_out)

@@ -1,0 +1,88 @@
+"""Figures with matplotlib, which is an extra: `pip install vlcam[plot]`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlcam.colours import COLORMAPS
+from vlcam.errors import InputError
+from vlcam.geometry import to_original
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from vlcam.explanation import Explanation
+
+__all__ = ["figure"]
+
+_COLUMNS = 5
+_TILE = 2.3
+
+
+def figure(explanation: Explanation) -> Figure:
+    """The image, the map of the explanation, then every word's map, all maps on one colour scale with numbers.
+
+    Args:
+        explanation: what is shown.
+
+    Returns:
+        A matplotlib figure that belongs to no window; `figure.savefig(path)` writes it.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import LinearSegmentedColormap, Normalize
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(f"figures need matplotlib ({error}): pip install 'vlcam[plot]'") from None
+    tiles = _tiles(explanation)
+    rows = -(-(len(tiles) + 1) // _COLUMNS)
+    columns = min(_COLUMNS, len(tiles) + 1)
+    made = Figure(figsize=(_TILE * columns + 0.9, (_TILE + 0.35) * rows + 0.9), layout="constrained")
+    axes = np.atleast_1d(made.subplots(rows, columns)).reshape(-1)
+    largest = max((float(np.abs(tokens).max()) for _, tokens, _ in tiles), default=1.0) or 1.0
+    signed = any(bool((tokens < 0).any()) for _, tokens, _ in tiles)
+    anchors = COLORMAPS["coolwarm" if signed else "inferno"]
+    colormap = LinearSegmentedColormap.from_list("vlcam", [tuple(c / 255 for c in anchor) for anchor in anchors])
+    scale = Normalize(-largest if signed else 0.0, largest)
+    for ax in axes:
+        ax.set_axis_off()
+    picture = explanation.picture()
+    axes[0].imshow(picture)
+    axes[0].set_title("image", fontsize=9)
+    for ax, (title, tokens, status) in zip(axes[1:], tiles, strict=False):
+        ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255)
+        _draw(ax, explanation, tokens, colormap, scale)
+        ax.set_title(title if status == "ok" else f"{title}\n({status})", fontsize=9)
+    bar = made.colorbar(ScalarMappable(scale, colormap), ax=list(axes), shrink=0.8, pad=0.01)
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("raw map value, one scale for all", fontsize=8)
+    made.suptitle(_title(explanation), fontsize=9, x=0.01, ha="left")
+    return made
+
+
+def _tiles(explanation: Explanation) -> list[tuple[str, NDArray[np.float32], str]]:
+    phrase = explanation.provenance["run"]["phrase"]
+    whole = (f"“{phrase}”" if phrase else "whole text", explanation.tokens, explanation.status)
+    return [whole, *((word.word, word.tokens, word.status) for word in explanation.word_maps)]
+
+
+def _draw(ax: Axes, explanation: Explanation, tokens: NDArray[np.float32], colormap: Any, scale: Any) -> None:
+    raw = to_original(tokens, explanation.placement, explanation.recipe.upsample)
+    strength = np.clip(np.abs(np.nan_to_num(raw)) / scale.vmax, 0, 1)
+    ax.imshow(raw, cmap=colormap, norm=scale, alpha=0.25 + 0.6 * strength)
+
+
+def _title(explanation: Explanation) -> str:
+    run, model = explanation.provenance["run"], explanation.provenance["model"]
+    shown = ("itm_logit", "itm_probability", "contrastive_cosine")
+    scores = "   ".join(str(explanation.scores[name]) for name in shown if name in explanation.scores)
+    blocks = ", ".join(map(str, run["layers"]))
+    recipe = f"{explanation.recipe.name}, {run['site']} of {run['stream']} block {blocks}"
+    return f"{explanation.text}\n{scores}\n{recipe}   {explanation.recipe.fingerprint}   {model['id']}"
