@@ -69,9 +69,10 @@ def test_a_missing_file_a_folder_and_an_empty_file_are_told_apart(tmp_path):
         open_image(tmp_path / "empty.png")
 
 
-def test_a_caption_given_as_image_is_no_file():
-    with pytest.raises(InputError, match="image 'a red circle "):
-        open_image("a red circle and a blue square " * 20)
+@pytest.mark.parametrize("text", ["a red circle and a blue square " * 20, "a red circle\0"], ids=["long", "null"])
+def test_a_caption_given_as_image_is_no_file(text):
+    with pytest.raises(InputError, match="image 'a red circle"):
+        open_image(text)
 
 
 def test_a_file_of_another_kind_is_refused_with_its_size(tmp_path):

@@ -95,7 +95,11 @@ def test_every_field_is_required(field):
             {"weighting": "attention", "relu": "none"},
             r"target='itm' with weighting='attention'.*choose from 'none'",
         ),
-        (FEATURES, {"relu": "after_heads"}, r"relu='after_heads' with site='F1': choose from 'none', 'gradient', 'map'"),
+        (
+            FEATURES,
+            {"relu": "after_heads"},
+            r"relu='after_heads' with site='F1': choose from 'none', 'gradient', 'map'",
+        ),
         (LAVIS, {"heads": "none"}, r"heads='none' with site='CROSS': choose from 'mean', 'sum', 'max', 'min'"),
         (FEATURES, {"heads": "mean"}, r"heads='mean' with site='F1'.*choose from 'none'"),
         (LAVIS, {"layer_rule": "shared"}, r"site='CROSS' with layer_rule='shared': choose from 'CONTEXT'"),
@@ -179,7 +183,9 @@ def test_named_recipes_survive_json_and_toml(recipe):
         assert back.name == recipe.name
 
 
-@pytest.mark.parametrize("name", ['a "quoted" name', "back\\slash", "two\nlines", "fa\u00e7ade", "\U0001f50d", "\x7f", ""])
+@pytest.mark.parametrize(
+    "name", ['a "quoted" name', "back\\slash", "two\nlines", "fa\u00e7ade", "\U0001f50d", "\x7f", ""]
+)
 def test_any_name_survives_json_and_toml(name):
     recipe = LAVIS.replace(name=name, queries=(0, 2))
     assert Recipe.from_json(recipe.to_json()).name == name
@@ -250,7 +256,10 @@ def test_the_description_states_every_field_and_the_formula(recipe):
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [
-        ("lavis-itm", ["CROSS of fusion block 6", "attention x gradient", "ReLU gradient", "heads mean", "special_text"]),
+        (
+            "lavis-itm",
+            ["CROSS of fusion block 6", "attention x gradient", "ReLU gradient", "heads mean", "special_text"],
+        ),
         ("albef-itm", ["CROSS of fusion block 2", "matching logit of 'match'", "without cls, padding"]),
         ("attention-cross", ["CROSS of fusion block 6; attention; heads mean", "query rows all"]),
         ("context-gradcam", ["CONTEXT of fusion all blocks", "ReLU map", "gradient tokens patches"]),

@@ -37,7 +37,11 @@ def words_of(layout):
         ("e\u0301clair noir", ["e\u0301clair", "noir"], [("e\u0301clair", (1,)), ("noir", (2,))]),
         ("the dog's bowl", ["the", "dog", "'", "s", "bowl"], [("the", (1,)), ("dog's", (2, 3, 4)), ("bowl", (5,))]),
         ("dog\u2019s", ["dog", "\u2019", "s"], [("dog\u2019s", (1, 2, 3))]),
-        ("a red-haired man", ["a", "red", "-", "haired", "man"], [("a", (1,)), ("red-haired", (2, 3, 4)), ("man", (5,))]),
+        (
+            "a red-haired man",
+            ["a", "red", "-", "haired", "man"],
+            [("a", (1,)), ("red-haired", (2, 3, 4)), ("man", (5,))],
+        ),
         ("red, blue.", ["red", ",", "blue", "."], [("red", (1,)), ("blue", (3,))]),
         ("a - b", ["a", "-", "b"], [("a", (1,)), ("b", (3,))]),
         ("'red'", ["'", "red", "'"], [("red", (2,))]),
@@ -72,7 +76,15 @@ def test_a_special_token_is_in_no_word_even_where_it_has_characters():
 
 @pytest.mark.parametrize(
     ("span", "tokens"),
-    [((0, 1), (1,)), ((2, 3), (2,)), ((2, 8), (2, 3)), ((4, 6), (2, 3)), ((1, 2), ()), ((0, 8), (1, 2, 3)), ((5, 5), ())],
+    [
+        ((0, 1), (1,)),
+        ((2, 3), (2,)),
+        ((2, 8), (2, 3)),
+        ((4, 6), (2, 3)),
+        ((1, 2), ()),
+        ((0, 8), (1, 2, 3)),
+        ((5, 5), ()),
+    ],
 )
 def test_a_span_has_the_tokens_that_share_a_character_with_it(span, tokens):
     assert laid("a redder", "a", "red", "der").tokens_of(span) == tokens

@@ -163,10 +163,10 @@ class BlipItmHF(ModelAdapter):
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the model's own image processor."""
         size = {"height": self._size[0], "width": self._size[1]}
-        made = self._image_processor(images=[image.rgb for image in images], size=size, return_tensors="pt")
+        made = self._image_processor(images=[image.rgb for image in images], size=size, return_tensors="np")
         steps = image_steps(self._image_processor, self._size) + self._position_steps(self._size)
         return PreparedImages(
-            self._placed(made["pixel_values"]),
+            self._placed(torch.from_numpy(made["pixel_values"])),
             tuple(Placement.squashed(image.size, self._size) for image in images),
             (steps,) * len(images),
             (self._size[0] // self._patch, self._size[1] // self._patch),
@@ -203,8 +203,11 @@ class BlipItmHF(ModelAdapter):
 
     def display(self, pixel_values: Tensor) -> Tensor:
         """Undo the processor's normalisation."""
-        mean = torch.tensor(self._image_processor.image_mean)[:, None, None]
-        return pixel_values * torch.tensor(self._image_processor.image_std)[:, None, None] + mean
+        mean, std = (
+            pixel_values.new_tensor(values)[:, None, None]
+            for values in (self._image_processor.image_mean, self._image_processor.image_std)
+        )
+        return pixel_values * std + mean
 
     def trunk(self, inputs: Inputs) -> Tensor:
         """The vision tower with its final LayerNorm: [I, 1 + h * w, D]."""

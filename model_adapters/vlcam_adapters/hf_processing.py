@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -45,17 +46,18 @@ def tokenised(
         max_length=limit,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
-        return_tensors="pt",
     )
     layouts = []
     for row, text in enumerate(texts):
-        real = made["attention_mask"][row].bool()
-        ids = made["input_ids"][row][real].tolist()
+        real = [index for index, flag in enumerate(made["attention_mask"][row]) if flag]
+        ids = [made["input_ids"][row][index] for index in real]
         pieces = [opening[0], *tokenizer.convert_ids_to_tokens(ids)[1:]]
-        spans = [(int(a), int(b)) for a, b in made["offset_mapping"][row][real].tolist()]
-        special = [bool(flag) for flag in made["special_tokens_mask"][row][real].tolist()]
+        spans = [tuple(made["offset_mapping"][row][index]) for index in real]
+        special = [bool(made["special_tokens_mask"][row][index]) for index in real]
         layouts.append(lay_out(text, [opening[1], *ids[1:]], pieces, spans, special))
-    return {name: made[name] for name in ("input_ids", "attention_mask")}, tuple(layouts)
+    # Made here and not by the tokenizer, which would follow a default device of the caller.
+    tensors = {name: torch.tensor(made[name], device="cpu") for name in ("input_ids", "attention_mask")}
+    return tensors, tuple(layouts)
 
 
 def spelt_back(tokenizer: Any, ids: Tensor, mask: Tensor, *, opening: tuple[str, int]) -> tuple[TextLayout, ...]:

@@ -56,7 +56,7 @@ def select(
         {"what": "image tokens", "tokens": list(range(prefix)), "why": "class or register token: no place on the grid"}
     ]
     if recipe.site not in ATTENTION_SITES:
-        return Selection((), (), torch.ones(1, 1), None, dropped)
+        return Selection((), (), torch.ones(1, 1, device="cpu"), None, dropped)
     if recipe.site == "F2":
         rows = _index_list(recipe, keys) or _vision_rows(recipe, prefix, keys)
         return Selection(rows, (), _weights([rows], keys), None, dropped)
@@ -100,7 +100,8 @@ def _index_list(recipe: Recipe, count: int) -> tuple[int, ...]:
 
 
 def _weights(selections: Sequence[Sequence[int]], count: int) -> Tensor:
-    weights = torch.zeros(len(selections), count)
+    # Named, because a default device of the caller would move it away from numpy's reach.
+    weights = torch.zeros(len(selections), count, device="cpu")
     for number, rows in enumerate(selections):
         weights[number, list(rows)] = 1 / len(rows)
     return weights

@@ -1,0 +1,204 @@
+"""The model is left exactly as it was found, whatever happened, and nothing grows."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+
+import models
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vlcam
+from vlcam.capture import as_found
+
+TEXT = "a red circle and a blue dog"
+
+
+def state(module: nn.Module):
+    """Everything about a model that a caller could notice."""
+    return {
+        "grads": [id(p.grad) for p in module.parameters()],
+        "grad values": [None if p.grad is None else p.grad.clone() for p in module.parameters()],
+        "requires": [p.requires_grad for p in module.parameters()],
+        "training": [m.training for m in module.modules()],
+        "hooks": [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), len(m._forward_hooks_always_called))
+            for m in module.modules()
+        ],
+        "attention": [module.config._attn_implementation, module.text_encoder.config._attn_implementation],
+        "weights": {name: tensor.clone() for name, tensor in module.state_dict().items()},
+        "forward": [m.__dict__.get("forward") for m in module.modules()],
+        "rng": (torch.get_rng_state().clone(), random.getstate(), np.random.get_state()[1].copy()),
+        "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+    }
+
+
+def assert_same(before, after):
+    assert before.keys() == after.keys()
+    for key in before:
+        if key in ("grad values", "rng"):
+            for a, b in zip(before[key], after[key], strict=True):
+                assert (a is None and b is None) or np.array_equal(np.asarray(a, object), np.asarray(b, object))
+        elif key == "weights":
+            assert all(torch.equal(before[key][name], after[key][name]) for name in before[key])
+        else:
+            assert before[key] == after[key], key
+
+
+@pytest.fixture
+def lived_in(blip):
+    """A model in the middle of training: gradients, mixed flags, hooks of its own."""
+    blip.train()
+    blip.vision_model.encoder.layers[0].eval()
+    blip.itm_head.weight.requires_grad_(False)
+    for parameter in list(blip.parameters())[::2]:
+        parameter.grad = torch.randn_like(parameter)
+    blip.text_encoder.register_forward_hook(lambda *_: None)
+    return blip
+
+
+CALLS = {
+    "cross": lambda m: m.explain(models.pixels(), TEXT),
+    "attention only": lambda m: m.explain(models.pixels(), TEXT, "attention-cross"),
+    "vision": lambda m: m.explain(models.pixels(), TEXT, "pgc-gradcam"),
+    "context": lambda m: m.explain(models.pixels(), [TEXT, "a dog"], "context-gradcam"),
+    "scores": lambda m: m.scores(models.pixels(), TEXT),
+    "capture": lambda m: m.capture(models.pixels(), TEXT, stream="fusion", site="F2"),
+    "refused": lambda m: pytest.raises(vlcam.EvidenceError, m.explain, models.pixels(), TEXT, layer=-1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_nothing_about_the_model_changes(lived_in, call):
+    model = vlcam.wrap(lived_in, models.processor())
+    before = state(lived_in)
+    call(model)
+    assert_same(before, state(lived_in))
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["target", "text forward", "vision forward"])
+def test_nothing_changes_when_the_pass_breaks(lived_in, monkeypatch, error, place):
+    model = vlcam.wrap(lived_in, models.processor())
+
+    def fail(*_, **__):
+        raise error
+
+    target = None
+    if place == "target":
+        target = fail
+    elif place == "text forward":
+        monkeypatch.setattr(lived_in.text_encoder.encoder.layer[2].intermediate.dense, "forward", fail)
+    else:
+        monkeypatch.setattr(lived_in.vision_model.encoder.layers[1].mlp, "forward", fail)
+    before = state(lived_in)
+    with pytest.raises(error):
+        model.explain(models.pixels(), TEXT, target=target)
+    assert_same(before, state(lived_in))
+    monkeypatch.undo()
+    assert model.explain(models.pixels(), TEXT).status == "ok"
+
+
+def test_train_mode_and_dropout_do_not_reach_the_map(blip):
+    blip.text_encoder.config.hidden_dropout_prob = 0.5
+    for part in blip.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.5
+    quiet = vlcam.wrap(blip.eval(), models.processor()).explain(models.pixels(), TEXT)
+    noisy = vlcam.wrap(blip.train(), models.processor()).explain(models.pixels(), TEXT)
+    np.testing.assert_array_equal(quiet.tokens, noisy.tokens)
+
+
+def test_frozen_parameters_and_no_grad_give_the_same_map(blip):
+    model = vlcam.wrap(blip, models.processor())
+    free = model.explain(models.pixels(), TEXT).tokens
+    blip.requires_grad_(False)
+    with torch.no_grad():
+        frozen = model.explain(models.pixels(), TEXT).tokens
+        assert not torch.is_grad_enabled()
+    np.testing.assert_array_equal(free, frozen)
+    assert not any(parameter.requires_grad for parameter in blip.parameters())
+
+
+def test_inference_mode_of_the_caller_does_not_matter(model):
+    expected = model.explain(models.pixels(), TEXT).tokens
+    with torch.inference_mode():
+        found = model.explain(models.pixels(), TEXT)
+        assert torch.is_inference_mode_enabled()
+    np.testing.assert_array_equal(found.tokens, expected)
+
+
+def test_the_callers_pixels_are_not_touched(model):
+    image = models.pixels()
+    before = image.clone()
+    model.explain(image, TEXT, "pgc-gradcam")
+    assert torch.equal(image, before)
+    assert not image.requires_grad
+
+
+def test_a_default_device_of_the_caller_does_not_matter(model):
+    expected = model.explain(models.pixels(), TEXT).tokens
+    image = models.pixels()
+    with torch.device("meta"):
+        found = model.explain(image, TEXT)
+    np.testing.assert_array_equal(found.tokens, expected)
+
+
+def test_a_hundred_calls_leave_no_hook_and_no_tensor(blip):
+    model = vlcam.wrap(blip, models.processor())
+    hooks = state(blip)["hooks"]
+    image = models.pixels()
+    for _ in range(3):
+        model.explain(image, TEXT)
+    gc.collect()
+    tensors = sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+    for _ in range(100):
+        model.explain(image, TEXT)
+    gc.collect()
+    assert state(blip)["hooks"] == hooks
+    assert sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()) <= tensors
+
+
+def test_captured_tensors_die_with_the_capture(model):
+    found = model.capture(models.pixels(), TEXT, stream="fusion", site="CROSS")
+    held = [weakref.ref(tensor) for tensor in (*found.activations.values(), *found.gradients.values())]
+    assert all(not ref().requires_grad and ref().grad_fn is None for ref in held)
+    del found
+    gc.collect()
+    assert all(ref() is None for ref in held)
+
+
+def test_another_thread_runs_the_model_undisturbed(blip):
+    model = vlcam.wrap(blip, models.processor())
+    expected = model.explain(models.pixels(), TEXT).tokens
+    results = []
+
+    def work():
+        results.append(model.explain(models.pixels(), TEXT).tokens)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    for found in results:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_flags_come_back_when_the_body_raises():
+    layer = nn.Linear(2, 2)
+    layer.bias.requires_grad_(False)
+    with pytest.raises(Broken), as_found(layer):
+        assert not layer.training
+        raise Broken
+    assert layer.training
+    assert layer.weight.requires_grad
+    assert not layer.bias.requires_grad

@@ -1,0 +1,365 @@
+"""From image and text to explanations: inputs of every kind, batches, phrases, layers, targets, refusals."""
+
+from __future__ import annotations
+
+import models
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vlcam
+
+TEXT = "a red circle and a blue dog"
+
+
+@pytest.fixture
+def photo():
+    generator = np.random.default_rng(0)
+    return Image.fromarray(generator.integers(0, 255, (40, 64, 3), np.uint8), "RGB")
+
+
+def test_the_same_call_gives_the_same_bits(model, photo):
+    first, second = model.explain(photo, TEXT), model.explain(photo, TEXT)
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+    np.testing.assert_array_equal(first.heatmap, second.heatmap)
+    assert first.record() == second.record()
+
+
+@pytest.mark.parametrize("recipe", ["lavis-itm", "attention-cross", "context-gradcam", "pgc-gradcam"])
+def test_a_batch_equals_single_calls(model, recipe):
+    images = models.pixels(batch=3)
+    texts = ["a dog", TEXT, "the red ball is on the grass"]
+    batch = model.explain(images, texts, recipe)
+    for image, text, together in zip(images, texts, batch, strict=True):
+        alone = model.explain(image, text, recipe)
+        np.testing.assert_allclose(together.tokens, alone.tokens, atol=1e-6 * max(1, np.abs(alone.tokens).max()))
+        for name, score in alone.scores.items():
+            assert together.scores[name].value == pytest.approx(score.value, abs=1e-5)
+        assert list(together.words) == list(alone.words)
+        for word in alone.words:
+            np.testing.assert_allclose(together.words[word].tokens, alone.words[word].tokens, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", ["lavis-itm", "context-gradcam", "pgc-gradcam"])
+def test_one_image_goes_with_many_texts(model, photo, recipe):
+    texts = [TEXT, "a dog", "the grass"]
+    for text, together in zip(texts, model.explain(photo, texts, recipe), strict=True):
+        alone = model.explain(photo, text, recipe)
+        np.testing.assert_allclose(together.tokens, alone.tokens, atol=1e-6 * max(1, np.abs(alone.tokens).max()))
+        assert together.text == text
+
+
+def test_the_image_trunk_runs_once_however_many_texts_there_are(blip):
+    runs = []
+    blip.vision_model.register_forward_hook(lambda *_: runs.append(1))
+    vlcam.wrap(blip, models.processor()).explain(models.pixels(), [TEXT, "a dog", "the grass"], "pgc-gradcam")
+    assert len(runs) == 1
+
+
+def test_keys_and_values_of_one_image_are_projected_once_for_all_texts(blip):
+    sizes = []
+    blip.text_encoder.encoder.layer[0].crossattention.self.key.register_forward_pre_hook(
+        lambda _, args: sizes.append(len(args[0]))
+    )
+    model = vlcam.wrap(blip, models.processor())
+    model.explain(models.pixels(), [TEXT, "a dog"])
+    assert sizes == [2]  # hooks of the user run first and still see the whole batch
+    blip.text_encoder.encoder.layer[0].crossattention.self.key.forward, plain = (
+        lambda tokens: (sizes.append(len(tokens)), plain(tokens))[1],
+        blip.text_encoder.encoder.layer[0].crossattention.self.key.forward,
+    )
+    model.explain(models.pixels(), [TEXT, "a dog"])
+    assert sizes[-1] == 1
+
+
+def test_many_images_go_with_one_text(model):
+    images = models.pixels(batch=2)
+    found = model.explain(images, "a dog")
+    assert [exp.text for exp in found] == ["a dog", "a dog"]
+    assert not np.allclose(found[0].tokens, found[1].tokens)
+
+
+def test_images_of_different_size_share_a_batch(model):
+    sizes = [(30, 50), (64, 20)]
+    images = [Image.new("RGB", (w, h), (200, 30, 30)) for h, w in sizes]
+    assert [exp.heatmap.shape for exp in model.explain(images, TEXT)] == sizes
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "words"), [(2, 3, "2 images and 3 texts"), (0, 1, "no image"), (1, 0, "no text")]
+)
+def test_counts_that_do_not_pair_are_refused(model, photo, images, texts, words):
+    with pytest.raises(vlcam.InputError, match=words):
+        model.explain([photo] * images, ["a dog"] * texts)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"float tensors \[3, H, W\]"),
+        (torch.zeros(4, 32, 32), r"float tensors \[3, H, W\]"),
+        (torch.zeros(3, 30, 32), "multiples of the patch, 8"),
+        (torch.zeros(3, 48, 32), "trained at \\(32, 32\\)"),
+        ("nowhere.png", "no such file"),
+        (7, "type int"),
+        ({"pixel_values": torch.zeros(1, 3, 32, 32)}, "leave text out"),
+    ],
+)
+def test_images_that_cannot_be_taken_are_refused(model, image, words):
+    with pytest.raises(vlcam.InputError, match=words):
+        model.explain(image, TEXT)
+
+
+@pytest.mark.parametrize("text", ["", "   ", 7, ["a dog", ""]])
+def test_texts_that_cannot_be_taken_are_refused(model, photo, text):
+    with pytest.raises(vlcam.InputError, match=r"text (is empty|of type)"):
+        model.explain(photo, text)
+
+
+def test_text_beyond_the_limit_is_cut_listed_and_refused_when_strict(model, photo):
+    text = "a red circle and a blue dog on the grass and a red unaffable ball is on the grass"
+    exp = model.explain(photo, text)
+    assert exp.provenance["text"]["cut"] == ["unaffable", "ball", "is", "on", "the", "grass"]
+    assert list(exp.words)[-2:] == ["a#3", "red#2"]
+    with pytest.raises(vlcam.InputError, match="cut off: unaffable, ball"):
+        model.explain(photo, text, strict=True)
+    with pytest.raises(vlcam.InputError, match="behind the model's limit"):
+        model.explain(photo, text, phrase="unaffable ball")
+
+
+def test_a_phrase_that_stands_twice_must_be_told_apart(model, photo):
+    with pytest.raises(vlcam.InputError, match="2 times in the text, at characters 0-1, 17-18"):
+        model.explain(photo, TEXT, phrase="a")
+    first = model.explain(photo, TEXT, phrase="a", occurrence=1)
+    second = model.explain(photo, TEXT, phrase="a", occurrence=2)
+    assert not np.allclose(first.tokens, second.tokens)
+    np.testing.assert_array_equal(second.tokens, first.words["a#2"].tokens)
+
+
+def test_a_phrase_that_is_not_there_lists_the_words(model, photo):
+    with pytest.raises(vlcam.InputError, match="'red', 'circle', 'and'"):
+        model.explain(photo, TEXT, phrase="green circle")
+
+
+@pytest.mark.parametrize("recipe", ["context-gradcam", "pgc-gradcam"])
+def test_a_phrase_needs_text_rows(model, photo, recipe):
+    with pytest.raises(vlcam.RecipeError, match="only maps with text rows"):
+        model.explain(photo, TEXT, recipe, phrase="red circle")
+    with pytest.raises(vlcam.UnknownNameError, match="has no text rows"):
+        model.explain(photo, TEXT, recipe).words["red"]
+
+
+def test_words_name_what_is_there(model, photo):
+    with pytest.raises(vlcam.UnknownNameError, match="'a', 'red', 'circle'"):
+        model.explain(photo, TEXT).words["zebra"]
+
+
+def test_the_last_block_has_no_gradient_on_words_and_says_which_has(model, photo):
+    with pytest.raises(vlcam.EvidenceError, match=r"exactly zero on rows \[1, 2.*carries one in block 0, 1"):
+        model.explain(photo, TEXT, layer=-1)
+    assert model.explain(photo, TEXT, layer=-1, queries="cls").status == "ok"
+
+
+def test_a_word_without_gradient_says_so_instead_of_showing_a_map(model, photo):
+    exp = model.explain(photo, TEXT, layer=-1, queries="cls")
+    assert exp.words["red"].status == "zero gradient"
+    with pytest.raises(vlcam.EvidenceError, match="does not depend on these rows"):
+        exp.words["red"].overlay()
+
+
+def test_the_last_vision_block_has_no_patch_gradient_for_the_contrastive_score(model, photo):
+    options = {"target": "contrastive", "scale": "cosine", "layer": 2}
+    with pytest.raises(vlcam.EvidenceError, match=r"exactly zero on the patches tokens.*carries one in block 0, 1$"):
+        model.explain(photo, TEXT, "pgc-gradcam", site="F4", **options)
+    assert model.explain(photo, TEXT, "pgc-gradcam", site="F1", **options).status == "ok"
+
+
+def test_the_contrastive_score_does_not_reach_cross_attention(model, photo):
+    with pytest.raises(vlcam.CaptureError, match="CROSS of fusion block 1 was not reached"):
+        model.explain(photo, TEXT, target="contrastive", scale="cosine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"recipe": "gradcam"}, vlcam.UnknownNameError, "no recipe 'gradcam'; there are 'lavis-itm'"),
+        ({"layer": 3}, vlcam.UnknownNameError, "fusion has no block 3; it has blocks 0 to 2"),
+        ({"layer": [0, 1]}, vlcam.RecipeError, "layer_rule='single'"),
+        ({"site": "F4"}, vlcam.RecipeError, "stream='fusion'"),
+        ({"target": "caption"}, vlcam.RecipeError, "target='caption'"),
+        ({"queries": "phrase"}, vlcam.RecipeError, "say which words"),
+        ({"queries": (99,)}, vlcam.RecipeError, "rows 0 to 8"),
+        ({"colour": 1}, vlcam.RecipeError, "no field 'colour'"),
+    ],
+)
+def test_choices_that_do_not_exist_are_refused(model, photo, changes, error, words):
+    recipe = changes.pop("recipe", "lavis-itm")
+    with pytest.raises(error, match=words):
+        model.explain(photo, TEXT, recipe, **changes)
+
+
+def test_a_site_that_the_blocks_lack_is_refused_with_the_reason(model, photo):
+    with pytest.raises(vlcam.UnknownNameError, match=r"F4 of fusion block 0 does not exist: .*post-norm.*has 'F2'"):
+        model.capture(photo, TEXT, stream="fusion", site="F4", layers=0)
+    with pytest.raises(vlcam.UnknownNameError, match="has no stream 'text'"):
+        model.capture(photo, TEXT, stream="text", site="F1")
+
+
+def test_layers_merge_by_the_rule_of_the_recipe(model, photo):
+    single = [model.explain(photo, TEXT, layer=i).tokens for i in (0, 1)]
+    for rule, merge in {"mean": np.mean, "sum": np.sum, "max": np.max}.items():
+        merged = model.explain(photo, TEXT, layer=[0, 1], layer_rule=rule).tokens
+        np.testing.assert_allclose(merged, merge(single, axis=0), rtol=1e-5)
+
+
+def test_negative_layers_count_from_the_end(model, photo):
+    exp = model.explain(photo, TEXT, layer=-2)
+    np.testing.assert_array_equal(exp.tokens, model.explain(photo, TEXT, layer=1).tokens)
+    assert exp.provenance["run"]["layers"] == [1]
+
+
+def test_a_published_layer_is_moved_to_the_same_relative_depth_and_that_is_on_record(model, photo):
+    run = model.explain(photo, TEXT).provenance["run"]
+    assert run["layers"] == [1]
+    assert run["layers_rule"] == "published on block [6] of 12; same relative depth of 3 blocks"
+    assert model.explain(photo, TEXT, layer=1).provenance["run"]["layers_rule"] == "as given"
+
+
+def test_a_sweep_equals_single_calls_in_one_pass_per_target(blip, photo):
+    runs = []
+    blip.vision_model.register_forward_hook(lambda *_: runs.append(1))
+    model = vlcam.wrap(blip, models.processor())
+    base = vlcam.recipes()["lavis-itm"].recipe.replace(layers=(1,))
+    recipes = [
+        "lavis-itm",
+        base.replace(relu="none"),
+        "pgc-gradcam",
+        "context-gradcam",
+        base.replace(layers=(0,)),
+        base.replace(scale="probability"),
+    ]
+    swept = model.sweep(photo, TEXT, recipes)
+    assert len(runs) == 2
+    for recipe, exp in zip(recipes, swept, strict=True):
+        alone = model.explain(photo, TEXT, recipe)
+        np.testing.assert_allclose(exp.tokens, alone.tokens, atol=1e-6 * np.abs(alone.tokens).max())
+        assert exp.recipe == alone.recipe
+
+
+def test_a_callable_target_is_differentiated_and_named(model, photo):
+    def doubled(logits):
+        return 2 * logits[:, 1]
+
+    exp = model.explain(photo, TEXT, target=doubled)
+    np.testing.assert_allclose(exp.tokens, 2 * model.explain(photo, TEXT).tokens, rtol=1e-5)
+    assert exp.recipe.target == "custom"
+    assert "doubled" in exp.provenance["run"]["target"]
+    with pytest.raises(vlcam.InputError, match="a Python callable"):
+        exp.verify(model)
+
+
+def test_a_callable_target_must_give_one_scalar_per_pair(model, photo):
+    with pytest.raises(vlcam.InputError, match=r"returned \(1, 2\); it must return one scalar per pair"):
+        model.explain(photo, TEXT, target=lambda logits: logits)
+
+
+def test_match_and_no_match_share_the_attention_and_differ_in_the_gradient(model, photo):
+    yes = model.explain(photo, TEXT, relu="none")
+    no = model.explain(photo, TEXT, target=lambda logits: logits[:, 0], relu="none")
+    assert np.corrcoef(yes.tokens.ravel(), no.tokens.ravel())[0, 1] < 0.9
+    attention = [model.explain(photo, TEXT, "attention-cross").tokens for _ in range(2)]
+    np.testing.assert_array_equal(*attention)
+
+
+def test_margin_and_log_probability_differ_by_one_positive_factor(model, photo):
+    margin = model.explain(photo, TEXT, scale="margin").tokens
+    log = model.explain(photo, TEXT, scale="log-probability").tokens
+    ratio = log[margin > 1e-9] / margin[margin > 1e-9]
+    assert ratio.min() > 0
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-3)
+
+
+def test_a_map_without_positive_evidence_says_so_and_the_signed_one_is_negative(model, photo):
+    # Attention to a key minus its own gradient sign: the negated target turns positive evidence negative.
+    positive = model.explain(photo, TEXT, relu="none", heads="sum")
+    assert positive.status == "ok"
+    assert positive.tokens.min() < 0
+    exp = model.explain(photo, TEXT, "pgc-gradcam", layer=0)
+    flipped = model.explain(photo, TEXT, "pgc-gradcam", layer=0, target=lambda logits: -logits[:, 1])
+    assert (exp.tokens > 0).any() or (flipped.tokens > 0).any()
+    np.testing.assert_array_equal((exp.tokens > 0) & (flipped.tokens > 0), False)
+
+
+def test_scores_have_names_and_kinds(model, photo):
+    exp = model.explain(photo, TEXT)
+    kinds = {name: score.kind for name, score in exp.scores.items()}
+    assert kinds == {
+        "itm_logit": "logit",
+        "itm_probability": "probability",
+        "itm_log_probability": "log-probability",
+        "itm_margin": "margin",
+        "contrastive_cosine": "cosine",
+    }
+    assert 0 <= float(exp.scores["itm_probability"]) <= 1
+    assert {name: float(s) for name, s in model.scores(photo, TEXT).items()} == {
+        name: float(s) for name, s in exp.scores.items()
+    }
+
+
+def test_a_bfloat16_model_gives_a_finite_float32_map(blip, photo):
+    exact = vlcam.wrap(blip, models.processor()).explain(photo, TEXT, relu="none")
+    exp = vlcam.wrap(blip.bfloat16(), models.processor()).explain(photo, TEXT, relu="none")
+    assert exp.tokens.dtype == np.float32
+    assert np.isfinite(exp.tokens).all()
+    assert np.corrcoef(exp.tokens.ravel(), exact.tokens.ravel())[0, 1] > 0.9
+    assert exp.provenance["model"]["dtype"] == "bfloat16"
+
+
+def test_a_broken_model_is_refused(blip, photo):
+    with torch.no_grad():
+        blip.itm_head.weight.fill_(float("nan"))
+    with pytest.raises(vlcam.EvidenceError, match="itm_logit is not finite"):
+        vlcam.wrap(blip, models.processor()).explain(photo, TEXT)
+
+
+def test_a_data_parallel_wrapper_is_looked_through(blip, photo):
+    bare = vlcam.wrap(blip, models.processor()).explain(photo, TEXT)
+    wrapped = vlcam.wrap(nn.DataParallel(blip), models.processor()).explain(photo, TEXT)
+    np.testing.assert_array_equal(bare.tokens, wrapped.tokens)
+
+
+def test_an_unknown_module_is_refused_with_what_exists():
+    with pytest.raises(vlcam.AdapterError, match=r"no adapter accepts torch.nn.*BlipForImageTextRetrieval"):
+        vlcam.wrap(nn.Linear(2, 2))
+    with pytest.raises(vlcam.AdapterError, match="needs its BlipProcessor"):
+        vlcam.wrap(models.blip())
+
+
+def test_what_is_passed_on_is_what_the_record_says(model, photo):
+    record = model.explain(photo, TEXT, phrase="red circle").record()
+    run = record["provenance"]["run"]
+    assert run["phrase"] == "red circle"
+    assert run["span"] == [2, 12]
+    assert run["rows"] == [2, 3]
+    assert run["grid"] == [4, 4]
+    assert run["dropped"][0]["tokens"] == [0]
+    assert record["provenance"]["text"]["pieces"][0] == "[ENC]"
+    assert record["provenance"]["model"]["options"]["first_token"] == "enc"
+    assert [step["step"] for step in record["provenance"]["image"]["steps"]] == [
+        "processor",
+        "resize",
+        "rescale",
+        "normalize",
+    ]
+    assert record["recipe"]["queries"] == "phrase"
+
+
+def test_the_weights_hash_follows_the_weights(blip, photo):
+    model = vlcam.wrap(blip, models.processor())
+    before = model.explain(photo, TEXT).provenance["model"]["weights_sha256"]
+    assert model.explain(photo, TEXT).provenance["model"]["weights_sha256"] == before
+    with torch.no_grad():
+        blip.itm_head.bias.add_(1)
+    assert model.explain(photo, TEXT).provenance["model"]["weights_sha256"] != before
