@@ -1,0 +1,5 @@
+"""`python -m vlcam` is the command `vlcam`."""
+
+from vlcam.cli import main
+
+main()

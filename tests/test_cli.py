@@ -1,0 +1,195 @@
+"""The command line: what it writes, prints where, and with which exit code it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import vlcam
+from vlcam import cli, scenes
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return next(scenes.generate(1, seed=7))
+
+
+@pytest.fixture
+def photo(scene, tmp_path):
+    path = tmp_path / "scene.png"
+    scene.image.save(path)
+    return path
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line in this process: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        code = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return call
+
+
+def explain(photo, scene, out, *more):
+    return ("explain", "--model", "tiny-blip-itm", "--image", photo, "--text", scene.caption, "--out", out, *more)
+
+
+def test_explain_writes_picture_record_and_map(run, photo, scene, tmp_path):
+    phrase = scene.objects[0].phrase
+    code, out, err = run(*explain(photo, scene, tmp_path / "new" / "folder", "--phrase", phrase, "--json", "--words"))
+    assert code == 0
+    printed = json.loads(out)
+    assert printed["provenance"]["run"]["phrase"] == phrase
+    exp = vlcam.open(printed["files"]["explanation"])
+    np.testing.assert_array_equal(np.load(printed["files"]["map"]), exp.tokens)
+    with open(printed["files"]["record"]) as record:
+        assert json.load(record) == exp.record()
+    assert sum(key.startswith("word ") for key in printed["files"]) == len(exp.words)
+    assert "itm_probability" in err
+
+
+def test_without_json_stdout_stays_empty(run, photo, scene, tmp_path):
+    code, out, err = run(*explain(photo, scene, tmp_path / "o"))
+    assert (code, out) == (0, "")
+    assert "explanation:" in err
+
+
+def test_existing_results_are_kept_unless_told(run, photo, scene, tmp_path):
+    assert run(*explain(photo, scene, tmp_path / "o"))[0] == 0
+    code, _, err = run(*explain(photo, scene, tmp_path / "o"))
+    assert code == 1
+    assert "exists already" in err
+    assert run(*explain(photo, scene, tmp_path / "o", "--overwrite"))[0] == 0
+
+
+def test_one_bad_image_does_not_stop_the_others(run, photo, scene, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"")
+    code, out, err = run(*explain(photo, scene, tmp_path / "o", "--image", bad, "--json"))
+    assert code == 1
+    printed = json.loads(out)
+    assert [item["image"] for item in printed["explained"]] == [str(photo)]
+    assert printed["failed"][0][0] == str(bad)
+    assert "0 bytes" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (("--recipe", "gradcam"), 2, "there are 'lavis-itm'"),
+        (("--layer", "9"), 2, "has blocks 0 to"),
+        (("--target", "caption"), 2, "target='caption'"),
+        (("--device-name", "x"), 2, "No such option"),
+        (("--phrase", "pink elephant"), 1, "is not in the text"),
+        (("--first-token", "dec"), 1, "choose from 'enc', 'cls'"),
+        (("--dtype", "int8"), 2, "choose from float32"),
+        (("--recipe", "nowhere.toml"), 2, "no such file"),
+    ],
+)
+def test_refusals_are_one_line_with_the_right_exit_code(run, photo, scene, tmp_path, more, code, words):
+    found, out, err = run(*explain(photo, scene, tmp_path / "o", *more))
+    assert found == code
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_error_itself(scene, tmp_path):
+    with pytest.raises(vlcam.InputError):
+        cli.main([str(part) for part in (*explain(tmp_path / "no.png", scene, tmp_path / "o"), "--debug")])
+
+
+def test_a_recipe_file_is_read(run, photo, scene, tmp_path):
+    recipe = vlcam.recipes()["lavis-itm"].recipe.replace(name="mine", layers=(0,), relu="none")
+    for ending, text in ((".toml", recipe.to_toml()), (".json", recipe.to_json())):
+        file = tmp_path / f"mine{ending}"
+        file.write_text(text)
+        code, out, _ = run(*explain(photo, scene, tmp_path / ending, "--recipe", file, "--json"))
+        assert code == 0
+        assert json.loads(out)["recipe"]["fingerprint"] == recipe.fingerprint
+
+
+def test_verify_reproduces_a_saved_file(run, photo, scene, tmp_path):
+    _, out, _ = run(*explain(photo, scene, tmp_path / "o", "--json"))
+    file = json.loads(out)["files"]["explanation"]
+    code, out, err = run("verify", file, "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "reproduced": True,
+        "identical": True,
+        "largest_difference": 0.0,
+        "differences": [],
+    }
+    assert err.startswith("identical")
+
+
+def test_verify_fails_when_the_map_does_not_come_out(run, photo, scene, tmp_path):
+    exp = vlcam.load("tiny-blip-itm").explain(photo, scene.caption)
+    object.__setattr__(exp, "tokens", exp.tokens * 2)
+    file = exp.save(tmp_path / "false.png")
+    code, out, err = run("verify", file, "--json")
+    assert code == 1
+    assert json.loads(out)["reproduced"] is False
+    assert "NOT reproduced" in err
+
+
+def test_verify_refuses_what_is_no_explanation(run, photo):
+    code, _, err = run("verify", photo)
+    assert code == 1
+    assert "without an explanation" in err
+
+
+def test_models_recipes_and_anatomy_list_what_exists(run):
+    code, out, err = run("models", "--json")
+    assert code == 0
+    assert "tiny-blip-itm" in json.loads(out)
+    assert "tiny-blip-itm" in err
+    code, out, _ = run("recipes", "--json")
+    assert code == 0
+    assert list(json.loads(out)) == list(vlcam.recipes())
+    code, out, err = run("recipes", "lavis-itm", "--json")
+    assert code == 0
+    assert json.loads(out)["recipe"]["weighting"] == "attention*gradient"
+    assert "mean over h of A[h,t,j] * ReLU(G[h,t,j])" in err
+    code, out, err = run("anatomy", "tiny-blip-itm", "--json")
+    assert code == 0
+    assert "CROSS" in json.loads(out)["streams"]["fusion"]["blocks"][0]["sites"]
+    assert run("recipes", "nothing")[0] == 2
+    assert run("anatomy", "nothing")[0] == 2
+
+
+def test_the_demo_writes_overlays_figure_and_record(run, tmp_path):
+    code, out, err = run("demo", "--out", tmp_path / "demo", "--json")
+    assert code == 0
+    files = json.loads(out)["files"]
+    assert {"image", "explanation", "record", "figure"} <= files.keys()
+    assert sum(key.startswith("word ") for key in files) >= 4
+    assert vlcam.open(files["explanation"]).status == "ok"
+    assert str(tmp_path) in err
+    assert run("demo", "--out", tmp_path / "demo")[0] == 0
+
+
+def test_version_prints_the_libraries_too(run):
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.startswith(f"vlcam {vlcam.__version__}\n")
+    assert "torch" in out
+
+
+def test_the_command_is_installed():
+    found = subprocess.run(
+        [sys.executable, "-m", "vlcam", "recipes"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert found.returncode == 0
+    assert "lavis-itm" in found.stderr
