@@ -27,7 +27,12 @@ def state(module: nn.Module):
         "requires": [p.requires_grad for p in module.parameters()],
         "training": [m.training for m in module.modules()],
         "hooks": [
-            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), len(m._forward_hooks_always_called))
+            (
+                len(m._forward_hooks),
+                len(m._forward_pre_hooks),
+                len(m._backward_hooks),
+                len(m._forward_hooks_always_called),
+            )
             for m in module.modules()
         ],
         "attention": [module.config._attn_implementation, module.text_encoder.config._attn_implementation],
@@ -177,20 +182,29 @@ def test_captured_tensors_die_with_the_capture(model):
     assert all(ref() is None for ref in held)
 
 
-def test_another_thread_runs_the_model_undisturbed(blip):
+@pytest.mark.parametrize("recipe", ["lavis-itm", "context-gradcam"])
+def test_another_thread_may_run_the_model_in_the_middle_of_a_pass(blip, recipe):
     model = vlcam.wrap(blip, models.processor())
-    expected = model.explain(models.pixels(), TEXT).tokens
-    results = []
+    alone = model.explain(models.pixels(), [TEXT, "a dog"], recipe)
+    coded = models.tokenizer()(["a dog", "the grass"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = blip(pixel_values=models.pixels(batch=2), **coded).itm_score
+    seen = []
 
-    def work():
-        results.append(model.explain(models.pixels(), TEXT).tokens)
+    def serve():
+        with torch.no_grad():
+            seen.append(blip(pixel_values=models.pixels(batch=2), **coded).itm_score)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        thread.join()
-    for found in results:
-        np.testing.assert_array_equal(found, expected)
+    def target(logits):
+        worker = threading.Thread(target=serve)
+        worker.start()
+        worker.join()
+        return logits[:, 1]
+
+    crowded = model.explain(models.pixels(), [TEXT, "a dog"], recipe, target=target)
+    torch.testing.assert_close(seen[0], expected)
+    for one, other in zip(alone, crowded, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
 def test_flags_come_back_when_the_body_raises():

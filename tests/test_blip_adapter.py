@@ -119,7 +119,11 @@ def test_a_grid_that_is_not_square(blip):
     assert {"step": "interpolate_positions", "trained": [32, 32], "used": [48, 32]} in steps
     logits = own_forward(
         blip,
-        torch.from_numpy(models.processor().image_processor(image, size={"height": 48, "width": 32}, return_tensors="np")["pixel_values"][0]),
+        torch.from_numpy(
+            models.processor().image_processor(image, size={"height": 48, "width": 32}, return_tensors="np")[
+                "pixel_values"
+            ][0]
+        ),
         TEXT,
         first=ENC,
         interpolate_pos_encoding=True,
@@ -190,7 +194,9 @@ def test_ids_without_a_mask_read_it_off_the_padding(model):
 @pytest.mark.slow
 def test_a_full_size_checkpoint_loads_from_a_folder_and_is_explained(tmp_path):
     torch.manual_seed(0)
-    config = BlipConfig(vision_config={"image_size": 384}, text_config={"vocab_size": 30524, "encoder_hidden_size": 768})
+    config = BlipConfig(
+        vision_config={"image_size": 384}, text_config={"vocab_size": 30524, "encoder_hidden_size": 768}
+    )
     BlipForImageTextRetrieval(config).save_pretrained(tmp_path)
     words = [*models.PIECES, *(f"[unused{index}]" for index in range(len(models.PIECES), 30522))]
     tokenizer = type(models.tokenizer())(vocab={word: i for i, word in enumerate(words)}, model_max_length=512)

@@ -75,10 +75,10 @@ def test_a_caption_given_as_image_is_no_file(text):
         open_image(text)
 
 
-def test_a_file_of_another_kind_is_refused_with_its_size(tmp_path):
+def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not an image")
-    with pytest.raises(InputError, match=r"notes\.txt': not an image that Pillow can read \(12 bytes\)"):
+    with pytest.raises(InputError, match=r"notes\.txt': not an image that Pillow can read"):
         open_image(path)
 
 

@@ -202,9 +202,11 @@ def test_rescaling_the_score_leaves_the_scaled_feature_map(recipe):
 def test_half_precision_inputs_give_finite_float32(dtype):
     attention, gradient = attention_pair(dtype)
     features, slope = feature_pair(dtype)
+    plain = maps.attention_rows(PLAIN[0], attention, None)
     rows = maps.attention_rows(LAVIS, attention, gradient)
     weighted = maps.channel_weighted(FEATURES, features, slope, 1)
     for found, slow in (
+        (plain, slow_rows(PLAIN[0], attention, gradient)),
         (rows, slow_rows(LAVIS, attention, gradient)),
         (weighted, slow_features(FEATURES, features, slope, 1)),
     ):

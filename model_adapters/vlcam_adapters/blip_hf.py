@@ -6,6 +6,7 @@ the matching head (stream `fusion`), and without for the contrastive projection.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -319,8 +320,11 @@ def _fusion_block(layer: Any) -> Block:
 def _share_rows(projection: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that project one row for a batch whose rows are one tensor expanded, and expand the result."""
     rows: list[int] = []
+    owner = threading.get_ident()
 
     def keep_one(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if threading.get_ident() != owner:
+            return args
         (tokens,) = args
         # A row of its own gradient per text must not be shared.
         shared = len(tokens) > 1 and tokens.stride(0) == 0 and not tokens.requires_grad
@@ -328,7 +332,7 @@ def _share_rows(projection: nn.Module) -> list[torch.utils.hooks.RemovableHandle
         return (tokens[:1],) if shared else args
 
     def give_all(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        count = rows.pop()
+        count = rows.pop() if threading.get_ident() == owner else 0
         return output.expand(count, *output.shape[1:]) if count else output
 
     return [projection.register_forward_pre_hook(keep_one), projection.register_forward_hook(give_all)]

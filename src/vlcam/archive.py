@@ -122,6 +122,8 @@ def _decode(body: bytes, path: Path) -> Payload:
         content = json.loads(metadata["vlcam"])
     except (SafetensorError, KeyError, ValueError, struct.error) as error:
         raise FileError(f"{str(path)!r}: the explanation inside is damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise FileError(f"{str(path)!r}: the explanation inside is damaged (its record is no table)")
     if content.get("schema") != SCHEMA:
         raise FileError(f"{str(path)!r}: schema {content.get('schema')!r}; this release of vlcam reads {SCHEMA}")
     if metadata.get("digest") != _digest(metadata["vlcam"], arrays):
@@ -148,7 +150,7 @@ def _insert(png: bytes, body: bytes) -> bytes:
 
 
 def _chunks(data: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    place = len(_SIGNATURE)
+    place, kind = len(_SIGNATURE), b""
     while place + 12 <= len(data):
         (length,) = struct.unpack(">I", data[place : place + 4])
         kind, body = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
@@ -157,3 +159,5 @@ def _chunks(data: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
             raise FileError(f"{str(path)!r}: the PNG is truncated or damaged")
         yield kind, body
         place += 12 + length
+    if kind != b"IEND":
+        raise FileError(f"{str(path)!r}: the PNG is truncated or damaged")

@@ -72,5 +72,8 @@ class AttentionMode(TorchFunctionMode):
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
-        probabilities = self._take(self.stack[-1], scores.softmax(-1))
+        # A row whose keys are all masked gives zeros in the fused kernel, and would give NaN in a plain softmax.
+        nowhere = scores.isneginf().all(-1, keepdim=True)
+        plain = scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
+        probabilities = self._take(self.stack[-1], plain)
         return dropout(probabilities, dropout_p, training=dropout_p > 0) @ value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -105,7 +106,10 @@ def as_found(module: nn.Module) -> Iterator[None]:
 
 
 class _Taps:
-    """Hooks at the taps; holds what they saw. Leaving the context removes every one of them."""
+    """Hooks at the taps; holds what they saw. Leaving the context removes every one of them.
+
+    Hooks fire for every thread that runs the module; these act only in the thread that set them.
+    """
 
     def __init__(self, readings: Mapping[Tap, Reading], *, differentiate: bool) -> None:
         self.tensors: dict[Tap, Tensor] = {}
@@ -113,6 +117,7 @@ class _Taps:
         self._differentiate = differentiate
         self._cleanup = ExitStack()
         self._mode = AttentionMode(self._take)
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
         with self._cleanup:  # undone at once if a hook cannot be set
@@ -133,25 +138,30 @@ class _Taps:
             )
 
     def _attach(self, tap: Tap, reading: Reading) -> None:
-        module = reading.module
-        if reading.how == "attention":
-            handles = [
-                module.register_forward_pre_hook(lambda *_: self._mode.stack.append(tap)),
-                module.register_forward_hook(lambda *_: _drop(self._mode.stack)),
-            ]
-        elif reading.how == "output":
-            handles = [module.register_forward_hook(lambda _, __, output: self._replace_first(tap, output))]
-        elif reading.how == "input":
-            handles = [module.register_forward_pre_hook(lambda _, args: (self._take(tap, args[0]), *args[1:]))]
-        else:
-            name = reading.keyword
+        module, name, stack = reading.module, reading.keyword, self._mode.stack
 
-            def read_keyword(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-                return args, kwargs | {name: self._take(tap, kwargs[name])}
+        def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+            if threading.get_ident() != self._thread:
+                return None
+            if reading.how == "attention":
+                stack.append(tap)
+                return None
+            if reading.how == "input":
+                return (self._take(tap, args[0]), *args[1:]), kwargs
+            return args, kwargs | {name: self._take(tap, kwargs[name])}
 
-            handles = [module.register_forward_pre_hook(read_keyword, with_kwargs=True)]
-        for handle in handles:
-            self._cleanup.callback(handle.remove)
+        def after(_: nn.Module, __: Any, output: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return None
+            if reading.how == "attention":
+                stack.pop()
+                return None
+            return self._replace_first(tap, output)
+
+        if reading.how != "output":
+            self._cleanup.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        if reading.how in ("output", "attention"):
+            self._cleanup.callback(module.register_forward_hook(after).remove)
 
     def _replace_first(self, tap: Tap, output: Any) -> Any:
         if isinstance(output, Tensor):
@@ -170,10 +180,6 @@ class _Taps:
                 torch.set_grad_enabled(True)
         self.tensors[tap] = tensor
         return tensor
-
-
-def _drop(stack: list[Tap]) -> None:
-    stack.pop()
 
 
 def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:

@@ -40,7 +40,8 @@ def colourise(values: NDArray[np.floating], colormap: str = "inferno") -> NDArra
     filled = np.nan_to_num(values, nan=0.0)
     steps = np.linspace(0, 1, len(anchors))
     channels = [np.interp(filled, steps, anchors[:, channel]) for channel in range(3)]
-    return np.stack(channels, -1).round().astype(np.uint8)
+    known = ~np.isnan(values)[..., None]
+    return np.where(known, np.stack(channels, -1).round(), 0).astype(np.uint8)
 
 
 def overlay(

@@ -259,7 +259,7 @@ class Explainer:
                     self.adapter, self.name, self._weights, attention_tapped=job.recipe.site in ATTENTION_SITES
                 ),
                 "run": self._run_record(job, found, pair, selection, grid, phrase, occurrence),
-                "versions": versions(),
+                "versions": dict(versions()),
                 "seed": None,
             },
             scores=self._scores(found, pair),

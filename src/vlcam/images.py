@@ -81,42 +81,43 @@ def open_image(source: ImageSource, *, name: str = "") -> SourceImage:
 
 
 def _read(path: Path) -> bytes:
-    if not path.exists():
-        raise InputError(f"image {str(path)!r}: no such file")
-    if path.is_dir():
-        raise InputError(f"image {str(path)!r}: is a folder; give one image file")
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"image {str(path)!r}: cannot be read ({error.strerror})") from None
+    except FileNotFoundError:
+        raise InputError(f"image {str(path)!r}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"image {str(path)!r}: is a folder; give one image file") from None
+    except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
+        raise InputError(f"image {str(path)!r}: cannot be read ({error})") from None
     if not data:
         raise InputError(f"image {str(path)!r}: the file is empty (0 bytes)")
     return data
 
 
 def _from_bytes(data: bytes, name: str) -> SourceImage:
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            frames = getattr(opened, "n_frames", 1)
-            if frames > 1:
-                raise InputError(
-                    f"image {name!r}: an animation of {frames} frames; pick one, for example "
-                    "image.seek(0) and image.convert('RGB') in Pillow"
-                )
-            with _decoding(name):
-                opened.load()
-            return _from_pil(opened, data, name)
-    except UnidentifiedImageError:
-        raise InputError(f"image {name!r}: not an image that Pillow can read ({len(data)} bytes)") from None
-    except Image.DecompressionBombError as error:
-        raise InputError(f"image {name!r}: {error}") from None
+    with _decoding(name), Image.open(io.BytesIO(data)) as opened:
+        frames = getattr(opened, "n_frames", 1)
+        # A JPEG of a phone or stereo camera (MPO) has further pictures behind the one that is meant.
+        if frames > 1 and opened.format != "MPO":
+            raise InputError(
+                f"image {name!r}: an animation of {frames} frames; pick one, for example image.seek(0) and "
+                "image.convert('RGB') in Pillow"
+            )
+        return _from_pil(opened, data, name)
 
 
 @contextmanager
 def _decoding(name: str) -> Iterator[None]:
+    """Turn what Pillow raises on damaged data, of many types, into one error."""
     try:
         yield
-    except (OSError, SyntaxError, ValueError) as error:
+    except InputError:
+        raise
+    except UnidentifiedImageError:
+        raise InputError(f"image {name!r}: not an image that Pillow can read") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(f"image {name!r}: {error}") from None
+    except (OSError, EOFError, SyntaxError, ValueError) as error:
         raise InputError(f"image {name!r}: truncated or damaged ({error})") from None
 
 
@@ -128,7 +129,7 @@ def _from_pil(image: Image.Image, encoded: bytes | None, name: str) -> SourceIma
     steps: list[Step] = []
     orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     upright = image
-    if orientation != 1:
+    if orientation in range(2, 9):
         upright = ImageOps.exif_transpose(image)
         steps.append({"step": "exif_rotation", "orientation": int(orientation)})
     rgb = _to_rgb(upright, name, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -76,6 +77,7 @@ def text_record(layout: TextLayout) -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that take part."""
     found = {"python": platform.python_version()}

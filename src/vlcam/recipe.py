@@ -118,6 +118,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Bring sequences into their one form, then check every field and every pair of fields."""
+        if not isinstance(self.name, str):
+            raise RecipeError(f"name={self.name!r}: give text")
         object.__setattr__(self, "layers", _whole_numbers("layers", self.layers, ("last", "all")))
         words = ("cls", "patches", "all", "phrase", "none")
         object.__setattr__(self, "queries", _whole_numbers("queries", self.queries, words))
@@ -205,8 +207,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as TOML text."""
-        # Strings, whole numbers and lists of them are written alike in TOML and in JSON.
-        return "".join(f"{field} = {json.dumps(value)}\n" for field, value in self.to_dict().items())
+        return "".join(f"{field} = {_toml(value)}\n" for field, value in self.to_dict().items())
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -296,6 +297,11 @@ def _excluded(value: object) -> tuple[str, ...]:
     if not isinstance(names, (list, tuple)) or any(name not in known for name in names):
         raise RecipeError(f"exclude={value!r}: give any of {listing(known)}")
     return tuple(name for name in known if name in names)
+
+
+def _toml(value: object) -> str:
+    """Strings, whole numbers and lists of them are written alike in TOML and in JSON, but for one control sign."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _table(values: object) -> Mapping[str, Any]:

@@ -123,8 +123,8 @@ def mismatch(scene: Scene, kind: Mismatch = "attribute", *, seed: int = 0) -> tu
     Args:
         scene: the scene whose caption is changed.
         kind: `attribute` swaps one colour or one shape; `object` names another colour and another shape;
-            `binding` gives an object the colour of another object of the scene (needs two objects that differ
-            in colour; falls back to `attribute` where none gives a phrase that is absent).
+            `binding` gives it the colour of another object of the scene, or is `attribute` where that object has
+            no such colour to take. Which object is changed is drawn first.
         seed: chooses among the possible changes.
 
     Returns:

@@ -12,7 +12,8 @@ __all__ = ["TextLayout", "Word", "find_phrase", "lay_out", "phrase_spans"]
 
 Span = tuple[int, int]
 
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_LETTER = r"[\w\u0300-\u036f]"  # with the accents of decomposed letters
+_WORD = re.compile(rf"\w{_LETTER}*(?:['\u2019-]{_LETTER}+)*")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def lay_out(
 def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) -> Span:
     """Return the character range of a phrase in the text.
 
-    Case and the amount of white space do not matter; the phrase must begin and end where words do.
+    Case and the amount of white space do not matter; a phrase does not begin or end inside a run of letters,
+    but it may be a part of a hyphenated word.
 
     Args:
         layout: the text.
@@ -110,7 +112,7 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
     if occurrence is not None and not 1 <= occurrence <= len(found):
         raise InputError(f"occurrence={occurrence}: phrase {phrase!r} stands {len(found)} times in the text")
     span = found[(occurrence or 1) - 1]
-    read = max(end for _, end in layout.spans)
+    read = max((end for _, end in layout.spans), default=0)
     if span[1] > read or not layout.tokens_of(span):
         raise InputError(
             f"phrase {phrase!r} lies behind the model's limit: it read the text up to character {read}, "
@@ -121,5 +123,5 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
 
 def phrase_spans(text: str, phrase: str) -> list[Span]:
     """Every character range at which a phrase stands in a text, whatever its case and white space."""
-    pattern = r"(?<!\w)" + r"\s+".join(re.escape(part) for part in phrase.split()) + r"(?!\w)"
+    pattern = rf"(?<!{_LETTER})" + r"\s+".join(re.escape(part) for part in phrase.split()) + rf"(?!{_LETTER})"
     return [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)]

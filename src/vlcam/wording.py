@@ -66,6 +66,8 @@ def summary(recipe: Recipe) -> str:
         parts.append(f"query rows {recipe.queries}")
     else:
         parts.append(f"gradient tokens {recipe.gradient_tokens}")
+    if recipe.layer_rule != "single":
+        parts.append(f"layers {recipe.layer_rule}")
     parts.append(f"without {', '.join(recipe.exclude)}")
     return "; ".join(parts)
 
