@@ -39,6 +39,7 @@ docs: $(READY) ## remake the measured tables and run the notebooks
 
 train: $(READY) ## train the embedded model from its seed, about an hour on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
+	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
 
 clean: ## forget the environment and what was made
 	rm -rf .venv demo dist build

@@ -46,7 +46,7 @@ def table(*, rounds: int, device: str) -> str:
     module, processor = full_size()
     model = vlcam.wrap(module.to(device), processor)
     pixels = torch.randn(3, SIDE, SIDE, device=device)
-    jobs = {
+    jobs: dict[str, Callable[[], object]] = {
         "one caption, CROSS of one block": lambda: model.explain(pixels, CAPTION, "lavis-itm", layer=7),
         "the same, capture and backward alone": _bare(model, pixels, [CAPTION]),
         "ten captions, one image, CROSS of one block": lambda: model.explain(pixels, [CAPTION] * 10, layer=7),

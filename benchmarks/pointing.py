@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -89,6 +89,14 @@ def chance(held_out: list[scenes.Scene], grid: tuple[int, int] = (8, 8)) -> floa
     return float(np.mean(shares))
 
 
+def rows(found: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """The pointing game as rows of a Markdown table, a recipe each."""
+    return [
+        f"| {title} | " + " | ".join("no gradient" if s is None else f"{s:.3f}" for s in shares) + " |"
+        for title, shares in found.items()
+    ]
+
+
 def table(name: str, count: int) -> str:
     """Measure everything and lay it out as Markdown."""
     model = vlcam.load(name)
@@ -106,9 +114,7 @@ def table(name: str, count: int) -> str:
         "| recipe (A attention, G gradient of the target) | " + " | ".join(f"block {i}" for i in range(depth)) + " |",
         "|---|" + "---|" * depth,
     ]
-    for title, shares in found.items():
-        cells = ["no gradient" if share is None else f"{share:.3f}" for share in shares]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines += rows(found)
     lines += ["", "| captions | ITM accuracy |", "|---|---|"]
     kinds: tuple[scenes.Mismatch, ...] = ("attribute", "object", "binding")
     lines += [f"| true against one {kind} wrong | {accuracy(model, held_out, kind):.3f} |" for kind in kinds]

@@ -212,7 +212,7 @@ def test_a_full_size_checkpoint_loads_from_a_folder_and_is_explained(tmp_path):
 
 
 def test_loading_what_does_not_exist_lists_what_does(tmp_path):
-    with pytest.raises(vlcam.UnknownNameError, match="no model 'tiny-blop'.*embedded models: 'tiny-blip-itm'"):
+    with pytest.raises(vlcam.UnknownNameError, match=r"no model 'tiny-blop'.*embedded models: 'tiny-blip-itm'"):
         vlcam.load("tiny-blop")
     with pytest.raises(vlcam.UnknownNameError, match=r"has no config.json"):
         vlcam.load(tmp_path)
@@ -224,5 +224,5 @@ def test_loading_what_does_not_exist_lists_what_does(tmp_path):
 def test_a_checkpoint_name_without_network_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(vlcam.UnknownNameError, match="no model 'nobody/nothing'.*the hub did not give it"):
+    with pytest.raises(vlcam.UnknownNameError, match=r"no model 'nobody/nothing'.*the hub did not give it"):
         vlcam.load("nobody/nothing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,8 +54,7 @@ def test_explain_writes_picture_record_and_map(run, photo, scene, tmp_path):
     assert printed["provenance"]["run"]["phrase"] == phrase
     exp = vlcam.open(printed["files"]["explanation"])
     np.testing.assert_array_equal(np.load(printed["files"]["map"]), exp.tokens)
-    with open(printed["files"]["record"]) as record:
-        assert json.load(record) == exp.record()
+    assert json.loads(Path(printed["files"]["record"]).read_text()) == exp.record()
     assert sum(key.startswith("word ") for key in printed["files"]) == len(exp.words)
     assert "itm_probability" in err
 

@@ -138,35 +138,35 @@ class _Taps:
             )
 
     def _attach(self, tap: Tap, reading: Reading) -> None:
-        module, name, stack = reading.module, reading.keyword, self._mode.stack
-
         def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-            if threading.get_ident() != self._thread:
-                return None
-            if reading.how == "attention":
-                stack.append(tap)
-                return None
-            if reading.how == "input":
-                return (self._take(tap, args[0]), *args[1:]), kwargs
-            return args, kwargs | {name: self._take(tap, kwargs[name])}
+            return self._enter_module(tap, reading, args, kwargs) if self._is_mine() else None
 
         def after(_: nn.Module, __: Any, output: Any) -> Any:
-            if threading.get_ident() != self._thread:
-                return None
-            if reading.how == "attention":
-                stack.pop()
-                return None
-            return self._replace_first(tap, output)
+            return self._leave_module(tap, reading, output) if self._is_mine() else None
 
         if reading.how != "output":
-            self._cleanup.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            self._cleanup.callback(reading.module.register_forward_pre_hook(before, with_kwargs=True).remove)
         if reading.how in ("output", "attention"):
-            self._cleanup.callback(module.register_forward_hook(after).remove)
+            self._cleanup.callback(reading.module.register_forward_hook(after).remove)
 
-    def _replace_first(self, tap: Tap, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return self._take(tap, output)
-        return (self._take(tap, output[0]), *output[1:])
+    def _is_mine(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _enter_module(
+        self, tap: Tap, reading: Reading, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        if reading.how == "attention":
+            self._mode.stack.append(tap)
+            return None
+        if reading.how == "input":
+            return (self._take(tap, args[0]), *args[1:]), kwargs
+        return args, kwargs | {reading.keyword: self._take(tap, kwargs[reading.keyword])}
+
+    def _leave_module(self, tap: Tap, reading: Reading, output: Any) -> Any:
+        if reading.how == "attention":
+            self._mode.stack.pop()
+            return None
+        return self._take(tap, output) if isinstance(output, Tensor) else (self._take(tap, output[0]), *output[1:])
 
     def _take(self, tap: Tap, tensor: Tensor) -> Tensor:
         if tap in self.tensors:

@@ -1,0 +1,86 @@
+"""Measures a trained model on held-out scenes and puts it, with its card, where the package ships it.
+
+`python -m training.publish RUN NAME` copies weights and processor out of the folder RUN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import vlcam
+from benchmarks import pointing
+from vlcam import scenes
+
+log = logging.getLogger("training")
+
+EMBEDDED = Path(vlcam.__file__).parent / "embedded"
+SHIPPED = ("config.json", "model.safetensors", "processor_config.json", "tokenizer.json", "tokenizer_config.json")
+CARD = Path(__file__).with_name("card.md")
+HELD_OUT = 200
+KINDS: tuple[scenes.Mismatch, ...] = ("attribute", "object", "binding")
+
+
+def publish(run: Path, name: str) -> None:
+    """Copy, measure, and write `figures.json` and the model card."""
+    folder = EMBEDDED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED:
+        shutil.copyfile(run / file, folder / file)
+    model = vlcam.load(folder)
+    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+    figures = {
+        "summary": "BLIP with an ITM head, trained on scenes of coloured shapes: 'a red circle and a blue square'",
+        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "phrases": sum(len(s.objects) for s in held_out)},
+        "itm_accuracy": {kind: round(pointing.accuracy(model, held_out, kind), 3) for kind in KINDS},
+        "pointing_game": {
+            title: [None if share is None else round(share, 3) for share in shares]
+            for title, shares in pointing.pointing(model, held_out).items()
+        },
+        "chance": round(pointing.chance(held_out), 3),
+        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
+        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
+        "log_end": (run / "train.log").read_text(encoding="utf-8").strip().splitlines()[-1],
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card(name, figures), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def card(name: str, figures: dict[str, Any]) -> str:
+    """The model card, Markdown, from the measured figures."""
+    depth = len(next(iter(figures["pointing_game"].values())))
+    kinds = figures["itm_accuracy"].items()
+    return CARD.read_text(encoding="utf-8").format(
+        **figures["plan"],
+        name=name,
+        megabytes=figures["bytes"] / 1e6,
+        scenes=figures["held_out"]["scenes"],
+        held_out_seed=figures["held_out"]["seed"],
+        phrases=figures["held_out"]["phrases"],
+        accuracy_rows="\n".join(f"| true against one {kind} wrong | {share:.3f} |" for kind, share in kinds),
+        chance=figures["chance"],
+        layer_names=" | ".join(f"block {i}" for i in range(depth)),
+        rule="---|" * depth,
+        pointing_rows="\n".join(pointing.rows(figures["pointing_game"])),
+        log_end=figures["log_end"],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("name")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    publish(given.run, given.name)
+
+
+if __name__ == "__main__":
+    main()
