@@ -237,6 +237,7 @@ def test_a_sweep_equals_single_calls_in_one_pass_per_target(blip, photo):
         base.replace(relu="none"),
         "pgc-gradcam",
         "context-gradcam",
+        "attention-cross",
         base.replace(layers=(0,)),
         base.replace(scale="probability"),
     ]
@@ -363,3 +364,23 @@ def test_the_weights_hash_follows_the_weights(blip, photo):
     with torch.no_grad():
         blip.itm_head.bias.add_(1)
     assert model.explain(photo, TEXT).provenance["model"]["weights_sha256"] != before
+
+
+def test_an_explanation_shows_itself_in_one_line_and_as_a_picture(model, photo):
+    exp = model.explain(photo, TEXT)
+    assert repr(exp) == f"<Explanation of {TEXT!r} by lavis-itm, 4 x 4 tokens, ok>"
+    assert exp._repr_png_().startswith(b"\x89PNG")
+    nothing = model.explain(photo, TEXT, layer=-1, queries="cls").words["red"]
+    assert nothing._repr_png_() is None
+    assert repr(model) == "Explainer('random-blip', BlipForImageTextRetrieval)"
+
+
+def test_words_in_a_saved_record_have_the_status_of_their_map(model, photo):
+    record = model.explain(photo, TEXT, layer=-1, queries="cls").record()
+    assert {word["status"] for word in record["words"]} == {"zero gradient"}
+
+
+def test_a_module_that_returns_neither_tensor_nor_tuple_is_refused(blip, photo):
+    blip.vision_model.encoder.layers[1].mlp.register_forward_hook(lambda _, __, output: {"out": output})
+    with pytest.raises(vlcam.CaptureError, match="F5 of vision block 1: the module returned dict"):
+        vlcam.wrap(blip, models.processor()).explain(photo, TEXT, "pgc-gradcam", site="F5", layer=1)

@@ -102,7 +102,7 @@ class StreamAnatomy:
         return tuple(index % depth for index in layers if isinstance(index, int))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Anatomy:
     """The streams of a model and the scores that it offers; prints as a table."""
 
@@ -157,6 +157,8 @@ class Anatomy:
             lines.append("  ".join([*cells, row[3]]).rstrip())
         lines.append(f"targets: {', '.join(self.targets)}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
 
 
 def _runs(blocks: Iterable[tuple[str, ...]]) -> list[tuple[int, int, tuple[str, ...]]]:

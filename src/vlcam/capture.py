@@ -166,7 +166,13 @@ class _Taps:
         if reading.how == "attention":
             self._mode.stack.pop()
             return None
-        return self._take(tap, output) if isinstance(output, Tensor) else (self._take(tap, output[0]), *output[1:])
+        if isinstance(output, Tensor):
+            return self._take(tap, output)
+        if isinstance(output, tuple) and isinstance(output[0], Tensor):
+            return (self._take(tap, output[0]), *output[1:])
+        raise CaptureError(
+            f"{tap}: the module returned {type(output).__name__}, not a tensor or a tuple that begins so"
+        )
 
     def _take(self, tap: Tap, tensor: Tensor) -> Tensor:
         if tap in self.tensors:

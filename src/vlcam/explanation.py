@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from PIL import Image
 
 from vlcam import archive, colours
 from vlcam.errors import EvidenceError, InputError, UnknownNameError, listing
+from vlcam.evidence import Status
 from vlcam.geometry import Placement, to_original
 from vlcam.images import ImageSource, open_image
 from vlcam.maps import normalised
@@ -27,10 +29,9 @@ if TYPE_CHECKING:
     from vlcam.explainer import Explainer
     from vlcam.verification import Verification
 
-__all__ = ["Explanation", "Status", "WordMap", "Words"]
+__all__ = ["Explanation", "WordMap", "Words"]
 
 Floats = NDArray[np.float32]
-Status = Literal["ok", "constant", "no positive evidence", "zero gradient"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class WordMap:
     status: Status
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """What the model looked at, how the map was made, and what is needed to make it again.
 
@@ -71,6 +72,19 @@ class Explanation:
     word_maps: tuple[WordMap, ...]
     attachments: archive.Attachments
 
+    def __repr__(self) -> str:
+        """One line: what was explained, how, and whether there is something to see."""
+        rows, columns = self.tokens.shape
+        return f"<Explanation of {self.text!r} by {self.recipe.name}, {rows} x {columns} tokens, {self.status}>"
+
+    def _repr_png_(self) -> bytes | None:
+        """The overlay, which notebooks show for an explanation; nothing where there is nothing to draw."""
+        if self.status != "ok" or self.image is None:
+            return None
+        buffer = io.BytesIO()
+        self.overlay().save(buffer, "PNG")
+        return buffer.getvalue()
+
     @property
     def heatmap(self) -> Floats:
         """float32 [H, W] on the original image, normalised and interpolated by the recipe; NaN where unseen.
@@ -90,17 +104,16 @@ class Explanation:
         """The text as typed."""
         return str(self.provenance["text"]["given"])
 
-    def peak(self) -> tuple[float, float]:
-        """(x, y) of the map's highest cell, at its centre, in pixels of the original image.
+    def peak(self) -> tuple[int, int]:
+        """(x, y) of the heatmap's highest pixel in the original image; of equal ones, the first in raster order.
 
         Raises:
             EvidenceError: the map is constant.
         """
         self._check_drawable()
-        rows, columns = self.tokens.shape
-        row, column = divmod(int(self.tokens.argmax()), columns)
-        x0, y0, x1, y1 = self.placement.box
-        return x0 + (column + 0.5) / columns * (x1 - x0), y0 + (row + 0.5) / rows * (y1 - y0)
+        heatmap = self.heatmap
+        y, x = divmod(int(np.nanargmax(heatmap)), heatmap.shape[1])
+        return x, y
 
     def overlay(self, *, alpha: float = 0.6, colormap: str = "inferno") -> Image.Image:
         """Lay the heatmap over the original image, at its original size.

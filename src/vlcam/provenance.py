@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from vlcam.adapter import ModelAdapter
+from vlcam.capture import Capture
+from vlcam.plan import Job
+from vlcam.rows import Selection
 from vlcam.text import TextLayout
 
-__all__ = ["SCHEMA", "WeightsHash", "model_record", "text_record", "versions"]
+__all__ = ["SCHEMA", "WeightsHash", "model_record", "run_record", "text_record", "versions"]
 
 SCHEMA = 1
 _PACKAGES = ("vlcam", "torch", "transformers", "numpy", "pillow", "safetensors")
@@ -74,6 +77,28 @@ def text_record(layout: TextLayout) -> dict[str, Any]:
         "spans": [list(span) for span in layout.spans],
         "special": list(layout.special),
         "cut": list(layout.cut),
+    }
+
+
+def run_record(
+    adapter: ModelAdapter, job: Job, found: Capture, pair: int, selection: Selection, grid: tuple[int, int]
+) -> dict[str, Any]:
+    """What the recipe came to on this model and this pair."""
+    return {
+        "stream": job.recipe.stream,
+        "site": job.recipe.site,
+        "layers": list(job.layers),
+        "layers_rule": job.layers_rule,
+        "blocks": len(adapter.anatomy.stream(job.recipe.stream).blocks),
+        "target": job.target.label,
+        "target_value": float(found.target[pair]) if job.target.differentiate else None,
+        "grid": list(grid),
+        "prefix_tokens": adapter.prefix,
+        "dropped": selection.dropped,
+        "phrase": job.phrase,
+        "occurrence": job.occurrence,
+        "span": list(selection.span) if selection.span else None,
+        "rows": list(selection.rows),
     }
 
 

@@ -5,9 +5,9 @@ has its phrase, the place of that phrase in the caption, and the mask of the pix
 
 >>> scene = next(generate(1, seed=7))
 >>> scene.caption
-'a blue star and a red square'
+'there is a yellow triangle, an orange square next to a yellow cross'
 >>> [(item.phrase, item.span) for item in scene.objects]
-[('blue star', (2, 11)), ('red square', (18, 28))]
+[('yellow triangle', (11, 26)), ('orange square', (31, 44)), ('yellow cross', (55, 67))]
 """
 
 from __future__ import annotations
