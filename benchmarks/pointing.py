@@ -1,8 +1,9 @@
-"""Pointing game on held-out scenes: does the highest cell of a phrase's map lie in the phrase's object?"""
+"""Pointing game on held-out scenes: does the peak of a phrase's map lie in the phrase's object?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,11 +29,19 @@ def cross_recipes() -> dict[str, Recipe]:
     }
 
 
-def phrase_map(whole: Explanation, item: scenes.SceneObject) -> np.ndarray:
-    """The phrase's map from those of its words: every token of the phrase counts alike."""
+def phrase_map(whole: Explanation, item: scenes.SceneObject) -> Explanation:
+    """The explanation of a phrase from the maps of its words: every token of the phrase counts alike."""
     inside = [w for w in whole.word_maps if w.span[0] >= item.span[0] and w.span[1] <= item.span[1]]
-    counts = [len(w.rows) for w in inside]
-    return np.average([w.tokens for w in inside], axis=0, weights=counts)
+    tokens = np.average([w.tokens for w in inside], axis=0, weights=[len(w.rows) for w in inside])
+    return replace(whole, tokens=tokens.astype(np.float32))
+
+
+def points_right(explanation: Explanation, item: scenes.SceneObject) -> bool:
+    """Whether the heatmap's peak lies on a pixel of the object; a constant map points nowhere."""
+    if explanation.tokens.min() == explanation.tokens.max():
+        return False
+    x, y = explanation.peak()
+    return bool(item.mask[y, x])
 
 
 def accuracy(model: vlcam.Explainer, held_out: list[scenes.Scene], kind: scenes.Mismatch) -> float:
@@ -66,27 +75,14 @@ def _share(model: vlcam.Explainer, held_out: list[scenes.Scene], recipe: Recipe)
     for batch in _batches(held_out):
         found = model.explain([s.image for s in batch], [s.caption for s in batch], recipe)
         for scene, whole in zip(batch, found, strict=True):
-            for item in scene.objects:
-                tokens = phrase_map(whole, item)
-                peak = np.unravel_index(int(tokens.argmax()), tokens.shape)
-                height, width = item.mask.shape
-                y = int((peak[0] + 0.5) / tokens.shape[0] * height)
-                x = int((peak[1] + 0.5) / tokens.shape[1] * width)
-                hits += bool(item.mask[y, x]) and bool(tokens.max() > tokens.min())
-                total += 1
+            hits += sum(points_right(phrase_map(whole, item), item) for item in scene.objects)
+            total += len(scene.objects)
     return hits / total
 
 
-def chance(held_out: list[scenes.Scene], grid: tuple[int, int] = (8, 8)) -> float:
-    """How often a cell drawn at random lies in the object, by its centre."""
-    shares = []
-    for scene in held_out:
-        for item in scene.objects:
-            height, width = item.mask.shape
-            rows = ((np.arange(grid[0]) + 0.5) / grid[0] * height).astype(int)
-            columns = ((np.arange(grid[1]) + 0.5) / grid[1] * width).astype(int)
-            shares.append(item.mask[np.ix_(rows, columns)].mean())
-    return float(np.mean(shares))
+def chance(held_out: list[scenes.Scene]) -> float:
+    """How often a pixel drawn at random lies in the object."""
+    return float(np.mean([item.mask.mean() for scene in held_out for item in scene.objects]))
 
 
 def rows(found: Mapping[str, Sequence[float | None]]) -> list[str]:
@@ -108,7 +104,7 @@ def table(name: str, count: int) -> str:
         "# Which recipe points at the object, at which layer",
         "",
         f"Pointing game of `{name}` on {count} held-out scenes (seed {SEED}, {phrases} phrases): the share of phrases "
-        "whose map has its highest cell on the phrase's object. A cell drawn at random would be right in "
+        "whose heatmap has its peak on the phrase's object. A pixel drawn at random would be right in "
         f"{chance(held_out):.2f}. Remade by `python -m benchmarks pointing --write docs/pointing.md`.",
         "",
         "| recipe (A attention, G gradient of the target) | " + " | ".join(f"block {i}" for i in range(depth)) + " |",

@@ -151,6 +151,16 @@ def test_grid_and_heads_are_read_off_the_model(side, patch, heads):
     assert exp.tokens.shape == (side // patch, side // patch)
 
 
+def test_an_unknown_option_lists_those_there_are(blip):
+    with pytest.raises(vlcam.UnknownNameError, match="no option 'colour'; it has 'first_token', 'image_size'"):
+        vlcam.wrap(blip, models.processor(), colour=1)
+
+
+def test_only_the_last_part_of_a_path_is_recorded(blip):
+    blip.config.name_or_path = blip.name_or_path = "/home/somebody/models/blip-itm"
+    assert vlcam.wrap(blip, models.processor()).name == "blip-itm"
+
+
 def test_another_size_needs_to_be_asked_for(blip):
     with pytest.raises(vlcam.InputError, match=r"\(48, 32\): the model was trained at \(32, 32\)"):
         vlcam.wrap(blip, models.processor(), image_size=(48, 32))

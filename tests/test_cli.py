@@ -65,6 +65,25 @@ def test_without_json_stdout_stays_empty(run, photo, scene, tmp_path):
     assert "explanation:" in err
 
 
+def test_a_file_in_place_of_the_folder_is_refused(run, photo, scene):
+    code, _, err = run(*explain(photo, scene, photo))
+    assert code == 1
+    assert "cannot be made a folder" in err
+
+
+def test_images_of_one_name_are_refused(run, photo, scene, tmp_path):
+    code, _, err = run(*explain(photo, scene, tmp_path / "o", "--image", tmp_path / "other" / "scene.png"))
+    assert code == 1
+    assert "two images are called 'scene'" in err
+
+
+def test_layers_can_be_merged(run, photo, scene, tmp_path):
+    more = ("--layer", "0", "--layer", "1", "--layer-rule", "mean", "--json")
+    code, out, _ = run(*explain(photo, scene, tmp_path / "o", *more))
+    assert code == 0
+    assert json.loads(out)["provenance"]["run"]["layers"] == [0, 1]
+
+
 def test_existing_results_are_kept_unless_told(run, photo, scene, tmp_path):
     assert run(*explain(photo, scene, tmp_path / "o"))[0] == 0
     code, _, err = run(*explain(photo, scene, tmp_path / "o"))

@@ -70,7 +70,8 @@ def test_adapters_import_the_engine_and_never_the_reverse():
 
 
 def test_the_engine_imports_without_a_model_library_or_matplotlib():
-    code = "import sys, vlcam; print([m for m in ('transformers', 'timm', 'matplotlib', 'torchvision') if m in sys.modules])"
+    extras = ("transformers", "timm", "matplotlib", "torchvision")
+    code = f"import sys, vlcam; print([name for name in {extras} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert found.stdout.strip() == "[]"
 

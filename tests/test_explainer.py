@@ -136,6 +136,7 @@ def test_a_phrase_that_stands_twice_must_be_told_apart(model, photo):
     second = model.explain(photo, TEXT, phrase="a", occurrence=2)
     assert not np.allclose(first.tokens, second.tokens)
     np.testing.assert_array_equal(second.tokens, first.words["a#2"].tokens)
+    assert first.words["a#2"].record() == second.record()
 
 
 def test_a_phrase_that_is_not_there_lists_the_words(model, photo):
@@ -192,6 +193,10 @@ def test_the_contrastive_score_does_not_reach_cross_attention(model, photo):
         ({"queries": "phrase"}, vlcam.RecipeError, "say which words"),
         ({"queries": (99,)}, vlcam.RecipeError, "rows 0 to 8"),
         ({"colour": 1}, vlcam.RecipeError, "no field 'colour'"),
+        ({"layer": [1, -2], "layer_rule": "mean"}, vlcam.UnknownNameError, "one is named twice"),
+        ({"phrase": "red circle", "queries": "cls"}, vlcam.RecipeError, "give one of them"),
+        ({"exclude": "cls"}, vlcam.RecipeError, "add 'padding'"),
+        ({"recipe": "pgc-gradcam", "exclude": ("cls", "padding")}, vlcam.RecipeError, "there is no text"),
     ],
 )
 def test_choices_that_do_not_exist_are_refused(model, photo, changes, error, words):

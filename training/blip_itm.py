@@ -33,7 +33,7 @@ class Plan:
 
     seed: int = 1_000_003
     vision_steps: int = 1200
-    steps: int = 6000
+    steps: int = 5200
     batch: int = 48
     rate: float = 1e-3
     warmup: int = 200
@@ -55,12 +55,12 @@ class Plan:
     look: float = 0.3
     token: float = 0.5
     contrastive: float = 0.2
-    blind: float = 0.5
+    blind: float = 0.6
     smoothing: float = 0.02
 
 
 class GatedDropout(nn.Dropout):
-    """Attention dropout that can also dim what a query sees: `gate` is [B, T, K] in 0..1, or None.
+    """Attention dropout that can also dim what a query sees: `gate` is [B, H, T, K] in 0..1, or None.
 
     A caption must not be confirmed when the patches of one of its objects are dimmed, or when the words of one
     of its phrases cannot see. So evidence is made to add up, and to lie where the object lies: more attention
@@ -74,7 +74,7 @@ class GatedDropout(nn.Dropout):
         """Drop out, then dim: [B, H, T, K] in and out; what came in is kept as `seen`."""
         self.seen = probabilities
         kept = super().forward(probabilities)
-        return kept if self.gate is None else kept * self.gate[:, None]
+        return kept if self.gate is None else kept * self.gate
 
 
 class Trainee(nn.Module):
@@ -131,24 +131,29 @@ class Trainee(nn.Module):
     def _gates(
         self, batch: Sequence[Sample], owner: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dim some objects for all words or for their own: the gate [2B, T, K], and each phrase's rest [2B, P]."""
-        half, patches = len(batch), batch[0].cover.shape[-1]
+        """Dim one object of some true captions: the gate [2B, H, T, K], and what is left of each phrase [2B, P]."""
+        half, patches, heads = len(batch), batch[0].cover.shape[-1], self.plan.text_heads
         left = torch.ones(2 * half, 4)
-        gate = torch.ones(2 * half, owner.shape[1], 1 + patches)
+        gate = torch.ones(2 * half, heads, owner.shape[1], 1 + patches)
         for row in range(2 * half):
-            sample = batch[row % half]
-            objects = sample.cover > 0
+            cover = batch[row % half].cover
             if torch.rand((), generator=generator) < 0.5:  # the background may vanish without consequence
-                hidden = (torch.rand(patches, generator=generator) < 0.4) & ~objects.any(0)
-                gate[row, :, 1:][:, hidden] = 0.0
+                hidden = (torch.rand(patches, generator=generator) < 0.4) & ~(cover > 0).any(0)
+                gate[row, :, :, 1:][..., hidden] = 0.0
             if row < half and torch.rand((), generator=generator) < self.plan.blind:
-                which = int(torch.randint(len(objects), (), generator=generator))
-                share = float((torch.rand((), generator=generator) * 1.3 - 0.3).clamp(min=0))
+                which = int(torch.randint(len(cover), (), generator=generator))
+                share = (torch.rand((), generator=generator) * 1.3 - 0.3).clamp(min=0)
+                kind = int(torch.randint(3, (), generator=generator))
+                if kind == 0:  # its words see less
+                    gate[row, :, owner[row] == which] = share
+                elif kind == 1:  # its patches are seen less
+                    gate[row, :, :, 1:][..., cover[which] > 0] = share
+                else:  # each of its patches, in each head, is seen less or more
+                    spread = torch.rand(heads, patches, generator=generator) - 0.5
+                    scattered = (share + spread).clamp(0, 1)
+                    gate[row, :, :, 1:] *= torch.where(cover[which] > 0, scattered, torch.ones(()))[:, None]
+                    share = (scattered.mean(0) * cover[which]).sum() / cover[which].sum()
                 left[row, which] = share
-                if torch.rand((), generator=generator) < 0.5:
-                    gate[row, :, 1:][:, objects[which]] = share
-                else:
-                    gate[row, owner[row] == which] = share
         return gate, left
 
     def _fuse(self, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

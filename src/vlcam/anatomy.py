@@ -89,7 +89,7 @@ class StreamAnatomy:
         """Block numbers that a recipe's `layers` stand for.
 
         Raises:
-            UnknownNameError: an index outside the stream; says which exist.
+            UnknownNameError: an index outside the stream, says which exist; or two that mean one block.
         """
         depth = len(self.blocks)
         if layers == "all":
@@ -99,7 +99,10 @@ class StreamAnatomy:
         wrong = [index for index in layers if not isinstance(index, int) or not -depth <= index < depth]
         if wrong:
             raise UnknownNameError(f"{self.name} has no block {listing(wrong)}; it has blocks 0 to {depth - 1}")
-        return tuple(index % depth for index in layers if isinstance(index, int))
+        found = tuple(index % depth for index in layers)
+        if len(set(found)) < len(found):
+            raise UnknownNameError(f"blocks {tuple(layers)} of {self.name} are {found}: one is named twice")
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -27,7 +27,7 @@ from safetensors.numpy import save as save_tensors
 
 from vlcam.errors import FileError
 
-__all__ = ["SCHEMA", "Attachments", "Payload", "read", "write"]
+__all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write"]
 
 SCHEMA = 1
 _CHUNK = b"vlCm"
@@ -50,6 +50,19 @@ class Payload:
     tokens: NDArray[np.float32]
     words: NDArray[np.float32]
     attachments: Attachments
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and those above it, where they do not exist.
+
+    Raises:
+        FileError: there is a file of that name, or no permission.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{str(path)!r}: cannot be made a folder ({error.strerror})") from None
+    return path
 
 
 def write(path: Path, picture: Image.Image, payload: Payload, *, overwrite: bool) -> Path:

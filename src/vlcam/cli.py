@@ -20,8 +20,9 @@ from rich.console import Console
 import vlcam
 from vlcam import demo as demo_job
 from vlcam import wording
+from vlcam.archive import make_folder
 from vlcam.catalogue import named
-from vlcam.errors import FileError, InputError, RecipeError, UnknownNameError, VlcamError
+from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, VlcamError
 from vlcam.explanation import Explanation
 from vlcam.provenance import versions
 from vlcam.recipe import Recipe
@@ -75,6 +76,7 @@ def explain(
     occurrence: Annotated[int | None, typer.Option(help="Which one, if the phrase stands more than once.")] = None,
     recipe: Annotated[str, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = "lavis-itm",
     layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
+    layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
     target: Annotated[str | None, typer.Option(help="Target in place of the recipe's: itm, contrastive.")] = None,
     scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
     first_token: Annotated[str | None, typer.Option(help="BLIP: enc or cls.")] = None,
@@ -90,7 +92,9 @@ def explain(
     chosen = _read_recipe(recipe)
     family = {"first_token": first_token} if first_token else {}
     loaded = vlcam.load(model, device=device, dtype=dtype, **family)
-    changes: dict[str, Any] = {"scale": scale} if scale else {}
+    given = {"scale": scale, "layer_rule": layer_rule}
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value}
+    _check_names(image)
     made, failed = [], []
     for path in image:
         try:
@@ -106,7 +110,7 @@ def explain(
                 **changes,
             )
             files = _write(explanation, out, path.stem, words=words, alpha=alpha, overwrite=overwrite)
-        except (InputError, FileError) as error:
+        except (InputError, FileError, EvidenceError) as error:
             if len(image) == 1:
                 raise
             failed.append((path, str(error)))
@@ -213,10 +217,17 @@ def _read_recipe(given: str) -> str | Recipe:
     return Recipe.from_toml(content) if path.suffix == ".toml" else Recipe.from_json(content)
 
 
+def _check_names(images: Sequence[Path]) -> None:
+    stems = [path.stem for path in images]
+    for path in images:
+        if stems.count(path.stem) > 1:
+            raise InputError(f"two images are called {path.stem!r}, so their results would have one name; rename one")
+
+
 def _write(
     explanation: Explanation, out: Path, stem: str, *, words: bool, alpha: float, overwrite: bool
 ) -> dict[str, Path]:
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     phrase = explanation.provenance["run"]["phrase"]
     base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(phrase))))
     files = {kind: out / f"{base}{ending}" for kind, ending in _ENDINGS.items()}

@@ -45,17 +45,32 @@ def colourise(values: NDArray[np.floating], colormap: str = "inferno") -> NDArra
 
 
 def overlay(
-    image: Image.Image, heatmap: NDArray[np.floating], *, alpha: float = 0.6, colormap: str = "inferno"
+    image: Image.Image, heatmap: NDArray[np.floating], *, alpha: float = 0.6, colormap: str | None = None
 ) -> Image.Image:
-    """Blend a heatmap [H, W] in 0..1 over an RGB image of the same size.
+    """Blend a heatmap [H, W] over an RGB image of the same size.
 
-    The map is opaque in proportion to its value, so that the image stays readable where there is no evidence.
+    The map is opaque in proportion to its magnitude, so that the image stays readable where there is no evidence.
     Pixels where it is NaN, which the model never saw, become grey with diagonal stripes.
+
+    Args:
+        image: what lies below.
+        heatmap: values in 0..1, or in -1..1 where any is negative; zero is then in the middle of the colormap.
+        alpha: opacity of the largest magnitude.
+        colormap: a name out of `COLORMAPS`; by default `inferno`, or `coolwarm` where any value is negative.
+
+    Returns:
+        An RGB image.
+
+    Raises:
+        UnknownNameError: no such colormap.
     """
     pixels = np.asarray(image, np.float64)
     unseen = np.isnan(heatmap)
-    strength = alpha * (0.35 + 0.65 * np.clip(np.nan_to_num(heatmap), 0, 1))[..., None]
-    blended = pixels * (1 - strength) + colourise(heatmap, colormap) * strength
+    values = np.nan_to_num(heatmap)
+    signed = bool((values < 0).any())
+    strength = alpha * (0.35 + 0.65 * np.clip(np.abs(values), 0, 1))[..., None]
+    tint = colourise((values + 1) / 2 if signed else values, colormap or ("coolwarm" if signed else "inferno"))
+    blended = pixels * (1 - strength) + tint * strength
     grey = pixels.mean(-1, keepdims=True) * 0.5 + 64
     rows, columns = np.indices(unseen.shape)
     grey = np.where(((rows + columns) // 4 % 2 == 0)[..., None], grey, grey * 0.8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlcam import scenes, zoo
+from vlcam.archive import make_folder
 from vlcam.errors import InputError
 from vlcam.explanation import Explanation
 
@@ -31,7 +32,7 @@ def run(out: Path) -> Written:
     Raises:
         FileError: `out` cannot be written.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     (scene,) = scenes.generate(1, seed=_SEED, start=_INDEX, objects=(2, 3), size=(256, 256))
     model = zoo.load(MODEL)
     explanation = model.explain(scene.image, scene.caption, phrase=scene.objects[0].phrase)

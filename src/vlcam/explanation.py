@@ -22,6 +22,7 @@ from vlcam.images import ImageSource, open_image
 from vlcam.maps import normalised
 from vlcam.recipe import Recipe
 from vlcam.targets import Score
+from vlcam.text import phrase_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,12 +116,13 @@ class Explanation:
         y, x = divmod(int(np.nanargmax(heatmap)), heatmap.shape[1])
         return x, y
 
-    def overlay(self, *, alpha: float = 0.6, colormap: str = "inferno") -> Image.Image:
+    def overlay(self, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
         """Lay the heatmap over the original image, at its original size.
 
         Args:
             alpha: opacity of the map, 0 to 1. What the model never saw is greyed and hatched instead.
-            colormap: `inferno`, `viridis`, `gray` or `coolwarm`.
+            colormap: `inferno`, `viridis`, `gray` or `coolwarm`; by default `inferno`, and `coolwarm` with zero in
+                its middle for a map that has negative values after normalisation.
 
         Returns:
             An RGB image.
@@ -129,7 +131,10 @@ class Explanation:
             EvidenceError: there is nothing to draw; the message says why.
         """
         self._check_drawable()
-        return colours.overlay(self.picture(), self.heatmap, alpha=alpha, colormap=colormap)
+        heatmap = self.heatmap
+        if self.recipe.normalize == "none":  # colours need a scale, raw values have none
+            heatmap = heatmap / np.nanmax(np.abs(heatmap))
+        return colours.overlay(self.picture(), heatmap, alpha=alpha, colormap=colormap)
 
     def picture(self) -> Image.Image:
         """The image that was explained.
@@ -165,7 +170,7 @@ class Explanation:
         return archive.write(Path(path), picture, self._payload(embed_image=embed_image), overwrite=overwrite)
 
     def record(self) -> dict[str, Any]:
-        """Everything but the arrays, as JSON values: recipe, provenance, scores, status, and each word's peak."""
+        """Everything but the arrays, as JSON values: recipe, provenance, scores, status, and where each word stands."""
         return {
             "recipe": self.recipe.to_dict() | {"fingerprint": self.recipe.fingerprint},
             "status": self.status,
@@ -282,7 +287,13 @@ class Words(Mapping[str, Explanation]):
             raise UnknownNameError(f"no word {key!r}; there are {listing(self._index)}")
         word = self._index[key]
         whole = self._whole
-        run = whole.provenance["run"] | {"phrase": word.word, "span": list(word.span), "rows": list(word.rows)}
+        places = phrase_spans(whole.text, word.word)
+        run = whole.provenance["run"] | {
+            "phrase": word.word,
+            "occurrence": places.index(word.span) + 1 if len(places) > 1 else None,
+            "span": list(word.span),
+            "rows": list(word.rows),
+        }
         return replace(
             whole,
             tokens=word.tokens,

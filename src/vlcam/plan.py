@@ -80,6 +80,8 @@ def plan(
                 f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "
                 "(site='CROSS', queries='all' or 'phrase') can be read for one phrase"
             )
+        if wanted.get("queries", "phrase") != "phrase":
+            raise RecipeError(f"phrase={phrase!r} and queries={wanted['queries']!r}: give one of them")
         wanted["queries"] = "phrase"
     chosen = chosen.replace(**wanted)
     if chosen.queries == "phrase" and phrase is None:

@@ -129,10 +129,7 @@ class Recipe:
         for field, known, reason in _constraints(self):
             _one_of(field, getattr(self, field), known, reason)
         _check_layers(self)
-        if "cls" not in self.exclude:
-            raise RecipeError(
-                f"exclude={self.exclude!r}: reshape='raster' has no place for the image class token; add 'cls'"
-            )
+        _check_exclude(self)
 
     @property
     def fingerprint(self) -> str:
@@ -272,6 +269,20 @@ def _check_layers(recipe: Recipe) -> None:
         raise RecipeError(
             f"layer_rule='single' with layers={recipe.layers!r}: give one layer, or a rule that merges several"
         )
+
+
+def _check_exclude(recipe: Recipe) -> None:
+    if "cls" not in recipe.exclude:
+        raise RecipeError(
+            f"exclude={recipe.exclude!r}: reshape='raster' has no place for the image class token; add 'cls'"
+        )
+    if recipe.site == "CROSS" and "padding" not in recipe.exclude:
+        raise RecipeError(
+            f"exclude={recipe.exclude!r} with site='CROSS': a map must not depend on the texts that it shares a batch "
+            "with; add 'padding'"
+        )
+    if recipe.site != "CROSS" and recipe.exclude != ("cls",):
+        raise RecipeError(f"exclude={recipe.exclude!r} with site={recipe.site!r}: there is no text; give ('cls',)")
 
 
 def _one_of(field: str, value: object, known: tuple[Any, ...], reason: str = "") -> None:

@@ -104,7 +104,7 @@ def _differences(old: Explanation, new: Explanation) -> list[str]:
         found += _leaves(part, old.provenance[part], new.provenance[part])
     for name, score in old.scores.items():
         other = new.scores.get(name)
-        if other is None or other.value != score.value:
+        if other is None or abs(other.value - score.value) > TOLERANCE * max(1.0, abs(score.value)):
             found.append(f"score {name}: was {score.value!r}, is {other.value if other else 'not offered'!r}")
     if old.status != new.status:
         found.append(f"status: was {old.status}, is {new.status}")

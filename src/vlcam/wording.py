@@ -80,7 +80,7 @@ def describe(recipe: Recipe) -> str:
         for field, value in fields.items():
             shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             meaning = _SITES[value] if field == "site" else _FIELDS[field]
-            lines.append(f"  {field:<16} {shown:<20} {meaning}")
+            lines.append(f"  {field:<16} {shown:<27} {meaning}")
     return "\n".join([*lines, "", "formula", *(f"  {line}" for line in formula(recipe).splitlines())])
 
 

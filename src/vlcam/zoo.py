@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from vlcam.adapter import for_config, for_module
+from vlcam.adapter import ModelAdapter, for_config, for_module
 from vlcam.errors import UnknownNameError, listing
 from vlcam.explainer import Explainer
 
@@ -67,9 +68,11 @@ def load(name: str | Path, **options: Any) -> Explainer:
         if not config.is_file():
             raise UnknownNameError(f"folder {str(name)!r} has no config.json: not a checkpoint folder")
         adapter = for_config(json.loads(config.read_text(encoding="utf-8")), str(name))
+        _check_options(adapter, options, loading=True)
         return Explainer(adapter.load(folder, local=True, **options), str(name))
     source = str(name)
     adapter = for_config(_hub_config(source), source)
+    _check_options(adapter, options, loading=True)
     return Explainer(adapter.load(source, local=False, **options), source)
 
 
@@ -86,8 +89,22 @@ def wrap(module: nn.Module, processor: Any = None, *, name: str = "", **options:
         AdapterError: no adapter accepts it.
     """
     bare = _unwrapped(module)
-    label = name or getattr(bare, "name_or_path", "") or type(bare).__name__
-    return Explainer(for_module(bare).wrap(bare, processor, **options), label)
+    # Where it lies on this machine is nobody's business: of a path only the last part is recorded.
+    label = name or Path(getattr(bare, "name_or_path", "")).name or type(bare).__name__
+    adapter = for_module(bare)
+    _check_options(adapter, options, loading=False)
+    return Explainer(adapter.wrap(bare, processor, **options), label)
+
+
+def _check_options(adapter: type[ModelAdapter], options: Mapping[str, Any], *, loading: bool) -> None:
+    """An adapter's options are the keyword arguments of its constructor, and of `load` where it loads."""
+    known: dict[str, None] = {}
+    for function in (adapter.load, adapter.__init__) if loading else (adapter.__init__,):
+        keywords = inspect.signature(function).parameters.values()
+        known |= {p.name: None for p in keywords if p.kind is p.KEYWORD_ONLY and p.name != "local"}
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise UnknownNameError(f"{adapter.__name__} has no option {listing(unknown)}; it has {listing(known)}")
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
