@@ -26,14 +26,16 @@ from vlcam import scenes
 
 log = logging.getLogger("training")
 
+BRIGHTEST = 1.5
+
 
 @dataclass(frozen=True)
 class Plan:
     """Every number of a training run; the same plan gives the same weights on the same machine."""
 
     seed: int = 1_000_003
-    vision_steps: int = 1200
-    steps: int = 5200
+    vision_steps: int = 1100
+    steps: int = 4400
     batch: int = 48
     rate: float = 1e-3
     warmup: int = 200
@@ -60,7 +62,7 @@ class Plan:
 
 
 class GatedDropout(nn.Dropout):
-    """Attention dropout that can also dim what a query sees: `gate` is [B, H, T, K] in 0..1, or None.
+    """Attention dropout that can also dim and brighten what a query sees: `gate` is [B, H, T, K], or None.
 
     A caption must not be confirmed when the patches of one of its objects are dimmed, or when the words of one
     of its phrases cannot see. So evidence is made to add up, and to lie where the object lies: more attention
@@ -106,24 +108,21 @@ class Trainee(nn.Module):
         coded = self.words([c.text for c in captions], padding=True, return_offsets_mapping=True, return_tensors="pt")
         owner = phrase_of_token(captions, coded["offset_mapping"])
         gate, dimmed = self._gates(batch, owner, generator)
-        present = torch.ones(2 * half, max(len(c.phrases) for c in captions))
+        present = confirmed(dimmed)
         for row, sample in enumerate(batch):
-            present[half + row, sample.wrong] = 0
-        present = torch.minimum(present, dimmed[:, : present.shape[1]])
+            present[half + row, sample.wrong] = self.plan.smoothing
         match = present.amin(1)
         ids = coded["input_ids"].clone()
         ids[:, 0] = encode_token(self.words)
         hidden = self._fuse(ids, coded["attention_mask"], image.repeat(2, 1, 1), gate)
         logits = self.blip.itm_head(hidden[:, 0])
-        smooth = self.plan.smoothing
-        look = self._look(batch, owner)
-        parts = {"look": look, "itm": soft_cross_entropy(logits, match * (1 - 2 * smooth) + smooth)}
+        parts = {"look": self._look(batch, owner), "itm": soft_cross_entropy(logits, match)}
         named = owner >= 0
         truth = present.gather(1, owner.clamp(min=0))[named]
         parts["token"] = soft_cross_entropy(self.token_head(hidden[named]), truth)
         parts["dense"] = self._dense(image, batch)
         parts["contrastive"] = self._contrastive(image, coded["input_ids"][:half], coded["attention_mask"][:half])
-        clear = (match == 0) | (match == 1)
+        clear = (dimmed == 1).all(1)
         parts["shapes"] = self.shape_accuracy
         parts["right"] = ((logits[:, 1] > logits[:, 0]) == (match > 0.5))[clear].float().mean()
         return parts
@@ -131,7 +130,7 @@ class Trainee(nn.Module):
     def _gates(
         self, batch: Sequence[Sample], owner: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Dim one object of some true captions: the gate [2B, H, T, K], and what is left of each phrase [2B, P]."""
+        """Dim or brighten an object of some true captions: the gate [2B, H, T, K], and each phrase's share [2B, P]."""
         half, patches, heads = len(batch), batch[0].cover.shape[-1], self.plan.text_heads
         left = torch.ones(2 * half, 4)
         gate = torch.ones(2 * half, heads, owner.shape[1], 1 + patches)
@@ -142,7 +141,7 @@ class Trainee(nn.Module):
                 gate[row, :, :, 1:][..., hidden] = 0.0
             if row < half and torch.rand((), generator=generator) < self.plan.blind:
                 which = int(torch.randint(len(cover), (), generator=generator))
-                share = (torch.rand((), generator=generator) * 1.3 - 0.3).clamp(min=0)
+                share = (torch.rand((), generator=generator) * 1.8 - 0.3).clamp(min=0)
                 kind = int(torch.randint(3, (), generator=generator))
                 if kind == 0:  # its words see less
                     gate[row, :, owner[row] == which] = share
@@ -150,7 +149,7 @@ class Trainee(nn.Module):
                     gate[row, :, :, 1:][..., cover[which] > 0] = share
                 else:  # each of its patches, in each head, is seen less or more
                     spread = torch.rand(heads, patches, generator=generator) - 0.5
-                    scattered = (share + spread).clamp(0, 1)
+                    scattered = (share + spread).clamp(0, BRIGHTEST)
                     gate[row, :, :, 1:] *= torch.where(cover[which] > 0, scattered, torch.ones(()))[:, None]
                     share = (scattered.mean(0) * cover[which]).sum() / cover[which].sum()
                 left[row, which] = share
@@ -234,6 +233,15 @@ def config(plan: Plan, words: BertTokenizer) -> BlipConfig:
         },
         image_text_hidden_size=plan.projection,
     )
+
+
+def confirmed(share: torch.Tensor) -> torch.Tensor:
+    """How far a phrase counts as true when its object is seen to some share of the usual, 0 to `BRIGHTEST`.
+
+    The logit rises with the share at a constant slope, also beyond the usual 1: a model whose answer peaked there
+    would read more of the same evidence as evidence against.
+    """
+    return torch.sigmoid(6 * (share - 0.5))
 
 
 def encode_token(words: BertTokenizer) -> int:
