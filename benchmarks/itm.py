@@ -84,7 +84,7 @@ def _forward(module: Any, processor: Any, pixels: torch.Tensor) -> Callable[[], 
 
 
 def _bare(model: vlcam.Explainer, pixels: torch.Tensor, captions: list[str]) -> Callable[[], object]:
-    """One pass without the contrastive score, the record and the map."""
+    """One pass with all scores, but without preprocessing, maps and record."""
     adapter = model.adapter
     inputs = Inputs(adapter.accept_pixels(pixels[None]), adapter.prepare_texts(captions), (0,) * len(captions))
     target = resolve(named("lavis-itm").recipe, adapter.heads)

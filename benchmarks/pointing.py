@@ -14,13 +14,14 @@ from vlcam.recipe import Recipe
 
 SEED = 7
 BATCH = 50
+PUBLISHED = "lavis-itm: A x ReLU(G)"
 
 
 def cross_recipes() -> dict[str, Recipe]:
     """The published recipe, attention alone, and their signed and unsigned relatives, by what they compute."""
     lavis = vlcam.recipes()["lavis-itm"].recipe
     return {
-        "lavis-itm: A x ReLU(G)": lavis,
+        PUBLISHED: lavis,
         "attention-cross: A": vlcam.recipes()["attention-cross"].recipe,
         "signed: A x G": lavis.replace(name="signed", relu="none"),
         "gradient alone: ReLU(G)": lavis.replace(name="gradient", weighting="gradient"),
@@ -78,6 +79,11 @@ def _share(model: vlcam.Explainer, held_out: list[scenes.Scene], recipe: Recipe)
             hits += sum(points_right(phrase_map(whole, item), item) for item in scene.objects)
             total += len(scene.objects)
     return hits / total
+
+
+def best_block(shares: Sequence[float | None]) -> int:
+    """The block that points right most often."""
+    return max(range(len(shares)), key=lambda block: shares[block] or 0.0)
 
 
 def chance(held_out: list[scenes.Scene]) -> float:

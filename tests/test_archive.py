@@ -1,9 +1,12 @@
 """The saved file: written whole, read bit for bit, and refused when damaged or edited."""
 
+import io
 import json
+import os
 import stat
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +51,7 @@ def joined(chunks):
 
 def edit(path, change):
     """Pass the private chunk's body through `change`; every checksum of the PNG is right again."""
-    path.write_bytes(joined([(k, change(b) if k == b"vlCm" else b) for k, b in split(path.read_bytes())]))
+    path.write_bytes(joined([(k, change(b) if k == b"vlCM" else b) for k, b in split(path.read_bytes())]))
 
 
 def edit_record(path, change):
@@ -57,7 +60,7 @@ def edit_record(path, change):
     def remake(body):
         (length,) = struct.unpack("<Q", body[:8])
         metadata = json.loads(body[8 : 8 + length])["__metadata__"]
-        return save(load(body), metadata | {"vlcam": change(metadata["vlcam"])})
+        return save(load(body), {"vlcam": change(metadata["vlcam"])})
 
     edit(path, remake)
 
@@ -111,12 +114,32 @@ def test_every_chunk_has_its_checksum_and_ours_follows_the_header(saved):
     with Image.open(saved) as opened:
         opened.verify()
     kinds = [kind for kind, _ in split(saved.read_bytes())]
-    assert kinds[:2] == [b"IHDR", b"vlCm"]
+    assert kinds[:2] == [b"IHDR", b"vlCM"]
     assert kinds[-1] == b"IEND"
 
 
-def test_others_may_read_the_file(saved):
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o644
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
+def test_the_permissions_follow_the_umask(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        path = write(tmp_path / "map.png", PICTURE, payload(), overwrite=False)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_the_same_explanation_makes_the_same_bytes(tmp_path):
+    for number in range(12):
+        write(tmp_path / f"{number}.png", PICTURE, payload(), overwrite=False)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+def test_a_picture_without_a_file_is_carried_as_a_png(tmp_path):
+    bare = payload(attachments=Attachments(PICTURE))
+    found = read(write(tmp_path / "map.png", PICTURE, bare, overwrite=False)).attachments.image
+    with Image.open(io.BytesIO(found)) as opened:
+        assert opened.format == "PNG"
+        assert np.array_equal(np.asarray(opened), np.asarray(PICTURE))
 
 
 def test_the_ending_may_be_in_capitals(tmp_path):
@@ -144,6 +167,33 @@ def test_a_file_is_replaced_only_when_told(saved, tmp_path):
     assert saved.read_bytes() == before
     assert read(write(saved, PICTURE, other, overwrite=True)).record == {"second": True}
     assert list(tmp_path.iterdir()) == [saved]
+
+
+def test_a_file_that_another_made_meanwhile_is_not_replaced(saved, tmp_path, monkeypatch):
+    before = saved.read_bytes()
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    with pytest.raises(FileError, match="exists already"):
+        write(saved, PICTURE, payload(record={}), overwrite=False)
+    assert saved.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [saved]
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no links")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert read(write(tmp_path / "map.png", PICTURE, payload(), overwrite=False)).record == RECORD
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("name", ["/proc/x.png", "a" * 300 + ".png", "folder.png", "null\0.png"])
+def test_what_the_system_refuses_is_an_error_of_ours(tmp_path, name, overwrite):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(FileError, match=r"\.png': cannot be written|does not exist|folder\.png' exists already"):
+        write(tmp_path / name, PICTURE, payload(), overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
 @pytest.mark.parametrize(
@@ -192,16 +242,60 @@ def test_a_plain_png_has_no_explanation(saved):
         read(saved)
 
 
-@pytest.mark.parametrize("end", [9, 20, 32, 33, 36, 45, 200, 1000], ids=str)
+@pytest.mark.parametrize("end", [9, 20, 32, 33, 36, 45, 200, 1000, -1, -4, -12, -30], ids=str)
 def test_a_file_that_ends_too_early_is_refused(saved, end):
     saved.write_bytes(saved.read_bytes()[:end])
     with pytest.raises(FileError, match="the PNG is truncated or damaged"):
         read(saved)
 
 
+def test_a_file_without_the_picture_behind_the_chunk_is_refused(saved):
+    saved.write_bytes(joined(split(saved.read_bytes())[:2]))
+    with pytest.raises(FileError, match="the PNG is truncated or damaged"):
+        read(saved)
+
+
+def pixels_of(image):
+    """The chunks that hold an image's pixels."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return split(buffer.getvalue())[1:]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [
+        (pixels_of(Image.new("RGB", PICTURE.size)), "was changed"),
+        (pixels_of(PICTURE.transpose(Image.Transpose.FLIP_LEFT_RIGHT)), "was changed"),
+        (
+            [(b"eXIf", b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0\0\0\0\0"), *pixels_of(PICTURE)],
+            "was changed",
+        ),
+        ([(b"IDAT", b"no pixels"), (b"IEND", b"")], "is damaged"),
+    ],
+    ids=["black", "mirrored", "turned", "broken"],
+)
+def test_another_picture_around_the_chunk_is_refused(saved, chunks, told):
+    saved.write_bytes(joined([*split(saved.read_bytes())[:2], *chunks]))
+    with pytest.raises(FileError, match=f"the picture that the PNG shows {told}"):
+        read(saved)
+
+
+def test_the_same_picture_packed_otherwise_is_no_edit(saved):
+    buffer = io.BytesIO()
+    PICTURE.save(buffer, "PNG", compress_level=0)
+    saved.write_bytes(joined([*split(saved.read_bytes())[:2], *split(buffer.getvalue())[1:]]))
+    assert read(saved).record == RECORD
+
+
+def test_a_program_that_edits_the_picture_may_not_copy_the_chunk(saved):
+    kind = split(saved.read_bytes())[1][0]
+    assert [bool(letter & 32) for letter in kind] == [True, True, False, False]  # ancillary, private, -, unsafe to copy
+
+
 def test_a_flipped_byte_in_the_chunk_is_damage(saved):
     data = bytearray(saved.read_bytes())
-    data[data.index(b"vlCm") + 500] ^= 1
+    data[data.index(b"vlCM") + 500] ^= 1
     saved.write_bytes(data)
     with pytest.raises(FileError, match="the PNG is truncated or damaged"):
         read(saved)
@@ -215,7 +309,7 @@ def test_a_flipped_byte_with_a_right_checksum_is_an_edit(saved):
 
 def test_no_flipped_byte_passes_or_escapes_as_another_error(saved):
     whole = saved.read_bytes()
-    length = len(dict(split(whole))[b"vlCm"])
+    length = len(dict(split(whole))[b"vlCM"])
     for place in range(0, length, 3):
         saved.write_bytes(whole)
         edit(saved, lambda body, at=place: body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])

@@ -223,3 +223,26 @@ def test_flags_come_back_when_the_body_raises():
     assert layer.training
     assert layer.weight.requires_grad
     assert not layer.bias.requires_grad
+
+
+def test_flags_come_back_when_two_threads_explain_at_once(blip):
+    blip.train()
+    for part in blip.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.3
+    model = vlcam.wrap(blip, models.processor())
+    expected = model.explain(models.pixels(), TEXT).tokens
+    found = []
+
+    def work():
+        found.extend(model.explain(models.pixels(), TEXT).tokens for _ in range(15))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 45
+    assert all(np.array_equal(tokens, expected) for tokens in found)
+    assert all(part.training for part in blip.modules())
+    assert all(parameter.requires_grad for parameter in blip.parameters())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import BlipConfig, BlipForImageTextRetrieval, BlipProcessor
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
@@ -236,3 +237,68 @@ def test_a_checkpoint_name_without_network_is_an_error_that_says_so(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(vlcam.UnknownNameError, match=r"no model 'nobody/nothing'.*the hub did not give it"):
         vlcam.load("nobody/nothing")
+
+
+@pytest.fixture
+def checkpoint(blip, tmp_path):
+    blip.save_pretrained(tmp_path)
+    models.processor().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_whole_checkpoint_loads(checkpoint, blip):
+    found = vlcam.load(checkpoint).explain(models.pixels(), TEXT)
+    np.testing.assert_array_equal(
+        found.tokens, vlcam.wrap(blip, models.processor()).explain(models.pixels(), TEXT).tokens
+    )
+
+
+def test_a_checkpoint_without_some_weights_is_refused(checkpoint):
+    weights = load_file(checkpoint / "model.safetensors")
+    save_file(
+        {k: v for k, v in weights.items() if "itm_head" not in k}, checkpoint / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(vlcam.AdapterError, match=r"lacks 2 of the model's weights: itm_head.bias, itm_head.weight"):
+        vlcam.load(checkpoint)
+
+
+def test_damaged_or_missing_files_are_refused(checkpoint):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(vlcam.AdapterError, match="cannot be loaded"):
+        vlcam.load(checkpoint)
+    weights.unlink()
+    with pytest.raises(vlcam.AdapterError, match="cannot be loaded"):
+        vlcam.load(checkpoint)
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(vlcam.UnknownNameError, match="no checkpoint's configuration"):
+        vlcam.load(checkpoint)
+
+
+def test_a_tokenizer_of_another_model_is_refused(blip):
+    blip.config.text_config.vocab_size = 30524
+    with pytest.raises(vlcam.AdapterError, match=r"a tokenizer of 20 tokens and a model that embeds 30524"):
+        vlcam.wrap(blip, models.processor())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"do_resize": False}, "do_resize=False"), ({"size": {"shortest_edge": 32}}, "fixed height and width")],
+)
+def test_a_processor_that_frames_otherwise_is_refused(blip, changes, words):
+    processor = models.processor()
+    for name, value in changes.items():
+        setattr(processor.image_processor, name, value)
+    with pytest.raises(vlcam.AdapterError, match=words):
+        vlcam.wrap(blip, processor)
+
+
+@pytest.mark.parametrize("size", [64, "64", (64,), (32.0, 32.0)])
+def test_an_image_size_is_two_whole_numbers(blip, size):
+    with pytest.raises(vlcam.AdapterError, match=r"give \(height, width\)"):
+        vlcam.wrap(blip, models.processor(), image_size=size, interpolate_pos_encoding=True)
+
+
+def test_a_device_that_is_not_there_is_refused(checkpoint):
+    with pytest.raises(vlcam.UnknownNameError, match="device='nowhere' cannot be used"):
+        vlcam.load(checkpoint, device="nowhere")

@@ -1,11 +1,14 @@
 """Heatmaps as pictures."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from vlcam import colours
 from vlcam.colours import COLORMAPS, colourise, overlay
-from vlcam.errors import UnknownNameError
+from vlcam.errors import InputError, UnknownNameError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)
@@ -67,6 +70,45 @@ def test_the_map_is_the_more_opaque_the_higher_it_is():
 
 def test_with_no_opacity_the_picture_stays():
     assert np.array_equal(np.asarray(overlay(PICTURE, np.full((12, 20), 0.7), alpha=0)), PIXELS)
+
+
+def plainly(pixels, heatmap, alpha, colormap):
+    """The overlay as its formula says, in float64 and without a table."""
+    unseen, values = np.isnan(heatmap), np.nan_to_num(heatmap)
+    strength = alpha * (0.35 + 0.65 * np.clip(np.abs(values), 0, 1))[..., None]
+    tint = colourise((values + 1) / 2 if (values < 0).any() else values, colormap)
+    blended = pixels * (1 - strength) + tint * strength
+    grey = pixels.mean(-1, keepdims=True) * 0.5 + 64
+    rows, columns = np.indices(unseen.shape)
+    grey = np.where(((rows + columns) // 4 % 2 == 0)[..., None], grey, grey * 0.8)
+    return np.where(unseen[..., None], grey, blended).round()
+
+
+@pytest.mark.parametrize("strip", [20, 100, 1 << 18])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("low", [0, -1.3])
+@pytest.mark.parametrize("name", COLORMAPS)
+def test_table_and_strips_change_no_colour_by_more_than_one(monkeypatch, name, low, alpha, strip):
+    monkeypatch.setattr(colours, "_STRIP", strip)
+    heatmap = np.random.default_rng(1).uniform(low, 1.3, (12, 20)).astype(np.float32)
+    heatmap[5:9, 3:] = np.nan
+    found = np.asarray(overlay(PICTURE, heatmap, alpha=alpha, colormap=name), int)
+    assert np.abs(found - plainly(PIXELS, heatmap, alpha, name)).max() <= 1
+
+
+def test_a_large_overlay_takes_little_memory():
+    picture, heatmap = Image.new("RGB", (1500, 1000)), np.linspace(0, 1, 1_500_000, dtype=np.float32).reshape(1000, -1)
+    tracemalloc.start()
+    overlay(picture, heatmap)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40e6  # 140 MB where the whole picture is made float64 at once
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.01, 60, float("nan")])
+def test_an_opacity_outside_its_range_is_refused_by_its_value(alpha):
+    with pytest.raises(InputError, match=rf"alpha={alpha!r}: an opacity is from 0 to 1"):
+        overlay(PICTURE, np.zeros((12, 20)), alpha=alpha)
 
 
 @pytest.mark.parametrize("name", COLORMAPS)

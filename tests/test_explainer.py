@@ -123,7 +123,7 @@ def test_text_beyond_the_limit_is_cut_listed_and_refused_when_strict(model, phot
     exp = model.explain(photo, text)
     assert exp.provenance["text"]["cut"] == ["unaffable", "ball", "is", "on", "the", "grass"]
     assert list(exp.words)[-2:] == ["a#3", "red#2"]
-    with pytest.raises(vlcam.InputError, match="cut off: unaffable, ball"):
+    with pytest.raises(vlcam.InputError, match="cut off: unaffable ball is on the grass"):
         model.explain(photo, text, strict=True)
     with pytest.raises(vlcam.InputError, match="behind the model's limit"):
         model.explain(photo, text, phrase="unaffable ball")
@@ -160,11 +160,11 @@ def test_words_name_what_is_there(model, photo):
 def test_the_last_block_has_no_gradient_on_words_and_says_which_has(model, photo):
     with pytest.raises(vlcam.EvidenceError, match=r"exactly zero on rows \[1, 2.*carries one in block 0, 1"):
         model.explain(photo, TEXT, layer=-1)
-    assert model.explain(photo, TEXT, layer=-1, queries="cls").status == "ok"
+    assert model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding")).status == "ok"
 
 
 def test_a_word_without_gradient_says_so_instead_of_showing_a_map(model, photo):
-    exp = model.explain(photo, TEXT, layer=-1, queries="cls")
+    exp = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding"))
     assert exp.words["red"].status == "zero gradient"
     with pytest.raises(vlcam.EvidenceError, match="does not depend on these rows"):
         exp.words["red"].overlay()
@@ -375,13 +375,13 @@ def test_an_explanation_shows_itself_in_one_line_and_as_a_picture(model, photo):
     exp = model.explain(photo, TEXT)
     assert repr(exp) == f"<Explanation of {TEXT!r} by lavis-itm, 4 x 4 tokens, ok>"
     assert exp._repr_png_().startswith(b"\x89PNG")
-    nothing = model.explain(photo, TEXT, layer=-1, queries="cls").words["red"]
+    nothing = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding")).words["red"]
     assert nothing._repr_png_() is None
     assert repr(model) == "Explainer('random-blip', BlipForImageTextRetrieval)"
 
 
 def test_words_in_a_saved_record_have_the_status_of_their_map(model, photo):
-    record = model.explain(photo, TEXT, layer=-1, queries="cls").record()
+    record = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding")).record()
     assert {word["status"] for word in record["words"]} == {"zero gradient"}
 
 
@@ -389,3 +389,142 @@ def test_a_module_that_returns_neither_tensor_nor_tuple_is_refused(blip, photo):
     blip.vision_model.encoder.layers[1].mlp.register_forward_hook(lambda _, __, output: {"out": output})
     with pytest.raises(vlcam.CaptureError, match="F5 of vision block 1: the module returned dict"):
         vlcam.wrap(blip, models.processor()).explain(photo, TEXT, "pgc-gradcam", site="F5", layer=1)
+
+
+def test_autocast_and_default_types_of_the_caller_do_not_matter(model, photo):
+    expected = model.explain(photo, TEXT)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = model.explain(photo, TEXT)
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = model.explain(photo, TEXT)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for found in (inside, other):
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        assert found.scores == expected.scores
+
+
+def test_a_model_made_under_inference_mode_is_refused():
+    with torch.inference_mode():
+        module = models.blip()
+    with pytest.raises(vlcam.AdapterError, match=r"made under torch\.inference_mode"):
+        vlcam.wrap(module, models.processor()).explain(models.pixels(), TEXT)
+
+
+@pytest.mark.parametrize("scale", ["probability", "log-probability", "margin"])
+def test_targets_keep_their_gradient_where_the_model_is_sure(blip, photo, scale):
+    with torch.no_grad():
+        blip.itm_head.bias.copy_(torch.tensor([-9.0, 9.0]))
+    exact = vlcam.wrap(blip.double(), models.processor()).explain(photo, TEXT, scale=scale)
+    found = vlcam.wrap(blip.float(), models.processor()).explain(photo, TEXT, scale=scale)
+    np.testing.assert_allclose(found.tokens, exact.tokens, atol=1e-4 * exact.tokens.max())
+    assert found.provenance["run"]["target_value"] == pytest.approx(exact.provenance["run"]["target_value"])
+
+
+def test_a_target_that_works_in_place_does_not_change_the_scores(model, photo):
+    def loud(logits):
+        logits.mul_(100)
+        return logits[:, 1]
+
+    assert model.explain(photo, TEXT, target=loud).scores == model.explain(photo, TEXT).scores
+    with pytest.raises(vlcam.RecipeError, match="scale='raw'"):
+        model.explain(photo, TEXT, target=loud, scale="probability")
+
+
+def test_signs_behind_the_limit_are_cut_text_too(model, photo):
+    text = "a red circle" + " ," * 40
+    assert model.explain(photo, text).provenance["text"]["cut_text"].startswith(", ,")
+    with pytest.raises(vlcam.InputError, match="longer than the model's 16 tokens"):
+        model.explain(photo, text, strict=True)
+
+
+def test_a_wrong_phrase_costs_no_pass(blip, photo):
+    runs = []
+    blip.vision_model.register_forward_hook(lambda *_: runs.append(1))
+    with pytest.raises(vlcam.InputError):
+        vlcam.wrap(blip, models.processor()).explain(photo, TEXT, phrase="pink elephant")
+    assert not runs
+
+
+def test_advice_on_a_zero_gradient_costs_one_more_pass(blip, photo):
+    runs = []
+    blip.vision_model.register_forward_hook(lambda *_: runs.append(1))
+    with pytest.raises(vlcam.EvidenceError, match="block 0, 1"):
+        vlcam.wrap(blip, models.processor()).explain(photo, TEXT, layer=-1)
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("layer", [np.int64(1), torch.tensor(1), (1,), np.array([1]), "last"])
+def test_layers_are_taken_in_any_integer_form(model, photo, layer):
+    exp = model.explain(photo, TEXT, "pgc-gradcam", layer=layer)
+    assert exp.provenance["run"]["layers"] == [2 if layer == "last" else 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layer": 1.5}, "give a whole number"),
+        ({"layer": []}, "give a whole number"),
+        ({"layer": 1, "layers": 0}, "give one of them"),
+        ({"occurrence": 2}, "there is no phrase"),
+        ({"queries": (1, -8)}, "one is named twice"),
+        ({"queries": (0, 1)}, "are special tokens"),
+    ],
+)
+def test_arguments_that_contradict_or_mean_nothing_are_refused(model, photo, arguments, words):
+    with pytest.raises(vlcam.RecipeError, match=words):
+        model.explain(photo, TEXT, **arguments)
+
+
+def test_a_sweep_over_one_name_is_refused(model, photo):
+    with pytest.raises(vlcam.RecipeError, match="a sweep takes a list"):
+        model.sweep(photo, TEXT, "lavis-itm")
+
+
+def test_words_may_begin_with_a_combining_mark(model, photo):
+    exp = model.explain(photo, "\u0301red red circle")
+    assert list(exp.words) == ["red", "red#2", "circle"]
+    assert exp.words["red"].tokens.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_ids": torch.tensor([[2, 6, 999]])}, "the model embeds 0 to 21"),
+        ({"input_ids": torch.tensor([[2.0, 6.0]])}, "give whole numbers"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "with 1 to 16 tokens"),
+        ({"input_ids": torch.full((1, 40), 6)}, "with 1 to 16 tokens"),
+        ({"input_ids": torch.tensor([[6, 7, 8, 3]])}, "a text is opened by one of"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, "padding must stand at the end"),
+        ({"attention_mask": torch.tensor([[1, 1]])}, "give one flag per id"),
+        ({"input_ids": [[2, 6], [2]]}, "is no tensor"),
+        ({"pixel_values": np.zeros((1, 3, 32, 32), np.uint8)}, r"float tensors \[3, H, W\]"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(model, changes, words):
+    batch = {
+        "pixel_values": models.pixels(batch=1),
+        "input_ids": torch.tensor([[2, 6, 7, 3]]),
+        "attention_mask": torch.ones(1, 4, dtype=torch.long),
+    }
+    assert model.explain(batch)[0].text == "red circle"
+    with pytest.raises(vlcam.InputError, match=words):
+        model.explain(batch | changes)
+
+
+def test_ids_and_text_give_the_same_map_with_an_unknown_word(model):
+    text = "a red zebra circle"
+    ids = models.tokenizer()(text, return_tensors="pt")["input_ids"]
+    found = model.explain({"pixel_values": models.pixels(batch=1), "input_ids": ids})[0]
+    np.testing.assert_array_equal(found.tokens, model.explain(models.pixels(), text).tokens)
+    assert found.text == "a red [UNK] circle"
+    assert found.verify(model).identical
+
+
+def test_a_tokenizer_that_pads_on_the_left_does_not_shift_rows(blip):
+    processor = models.processor()
+    processor.tokenizer.padding_side = "left"
+    model = vlcam.wrap(blip, processor)
+    batch = model.explain(models.pixels(), ["a dog", TEXT])
+    np.testing.assert_allclose(batch[0].tokens, model.explain(models.pixels(), "a dog").tokens, atol=1e-7)

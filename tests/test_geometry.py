@@ -27,14 +27,25 @@ def hot(shape, row, column):
     [((4, 4), (64, 64)), ((2, 3), (30, 51)), ((5, 3), (37, 41)), ((1, 4), (10, 7)), ((7, 7), (7, 7)), ((6, 8), (4, 3))],
     ids=str,
 )
-def test_where_sizes_agree_it_is_torchs_interpolate(grid, size, upsample):
+def test_where_sizes_agree_it_is_torchs_interpolate_within_the_range_of_the_tokens(grid, size, upsample):
     tokens = noise(*grid)
     found = to_original(tokens, Placement.squashed(size, size), upsample)
     options = {} if upsample == "nearest" else {"align_corners": False}
     wanted = interpolate(torch.from_numpy(tokens)[None, None], size, mode=MODES[upsample], **options)[0, 0]
+    wanted = wanted.clamp(tokens.min().item(), tokens.max().item())
     assert found.dtype == np.float32
     assert found.shape == size
     assert np.abs(found - wanted.numpy()).max() < 1e-5
+
+
+def test_bicubic_interpolation_does_not_overshoot():
+    tokens = hot((4, 4), 1, 2)
+    torchs = interpolate(torch.from_numpy(tokens)[None, None], (64, 64), mode="bicubic")
+    assert torchs.min() < -0.01
+    placement = Placement((64, 80), (64, 64), (0.0, 0.0, 64.0, 64.0))
+    found = to_original(tokens, placement, "bicubic")
+    assert (np.nanmin(found), np.nanmax(found)) == (0, pytest.approx(1, abs=0.05))
+    assert np.array_equal(np.isnan(found).all(0), np.arange(80) >= 64)
 
 
 @pytest.mark.parametrize("upsample", MODES)
@@ -85,6 +96,17 @@ def test_a_centre_crop_is_a_box_in_original_pixels():
 def test_each_axis_of_a_crop_has_its_own_ratio():
     placement = Placement.cropped((100, 300), (50, 100), (20, 40), (10, 20))
     assert placement.box == (60.0, 20.0, 180.0, 60.0)
+
+
+def test_scaled_down_original_and_box_shrink_together():
+    placement = Placement.cropped((1000, 2000), (50, 100), (40, 40), (5, 30)).scaled_down(200)
+    assert placement == Placement((100, 200), (40, 40), (60.0, 10.0, 140.0, 90.0))
+    assert Placement.squashed((3, 4000), (8, 8)).scaled_down(512) == Placement.squashed((1, 512), (8, 8))
+
+
+def test_a_small_original_is_not_scaled():
+    placement = Placement.cropped((100, 200), (50, 100), (40, 40), (5, 30))
+    assert placement.scaled_down(200) == placement
 
 
 @pytest.mark.parametrize("upsample", MODES)

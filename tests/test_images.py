@@ -2,13 +2,15 @@
 
 import hashlib
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from vlcam.errors import InputError
-from vlcam.images import open_image
+from vlcam.images import encoded_bytes, open_image, pixels_sha256
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)
@@ -47,16 +49,37 @@ def test_other_sources_are_named_by_their_kind_or_as_told(source, name):
     assert np.array_equal(shown(source), PIXELS)
 
 
-def test_without_a_file_the_bytes_are_a_png_of_the_upright_pixels():
+def test_pixels_without_a_file_are_hashed_and_encoded_only_when_asked_for():
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = Image.open(io.BytesIO(encoded(PICTURE, exif=exif)))
     for source in (turned, PICTURE, PIXELS):
         image = open_image(source)
-        again = open_image(image.encoded)
-        assert image.sha256 == again.sha256
+        assert image.encoded is None
+        assert image.sha256 == pixels_sha256(image.rgb)
+        again = open_image(encoded_bytes(image))
         assert again.steps == ()
+        assert pixels_sha256(again.rgb) == image.sha256
         assert np.array_equal(np.asarray(image.rgb), np.asarray(again.rgb))
+
+
+def test_no_png_is_made_of_pixels_that_are_only_explained(monkeypatch):
+    monkeypatch.setattr(Image.Image, "save", None)
+    assert open_image(PIXELS).sha256 == open_image(PICTURE).sha256
+
+
+def test_the_bytes_of_a_file_are_given_back_as_they_were():
+    data = encoded(PICTURE, "JPEG")
+    assert encoded_bytes(open_image(data)) is data
+
+
+def test_the_hash_of_pixels_is_over_mode_size_and_every_byte():
+    tall = np.random.default_rng(1).integers(0, 256, (600, 3, 3), dtype=np.uint8)
+    assert pixels_sha256(Image.fromarray(tall)) == hashlib.sha256(b"RGB 3 600\n" + tall.tobytes()).hexdigest()
+    same_bytes = [
+        Image.frombytes(mode, size, bytes(12)) for mode, size in (("RGB", (2, 2)), ("RGB", (4, 1)), ("L", (4, 3)))
+    ]
+    assert len({pixels_sha256(image) for image in same_bytes}) == 3
 
 
 def test_a_missing_file_a_folder_and_an_empty_file_are_told_apart(tmp_path):
@@ -107,6 +130,21 @@ def test_a_damaged_png_is_refused():
         open_image(bytes(data))
 
 
+def test_a_tiff_with_a_tag_of_another_type_is_refused():
+    data = bytearray(encoded(PICTURE, "TIFF"))
+    tag = data.index(struct.pack("<HHI", 273, 4, 1))  # where the pixels begin, a whole number
+    data[tag + 2] = 11  # a float
+    with pytest.raises(InputError, match="image 'bytes': truncated or damaged"):
+        open_image(bytes(data))
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_an_avif_whose_picture_is_missing_is_refused():
+    data = encoded(PICTURE, "AVIF").replace(b"av01", b"none")
+    with pytest.raises(InputError, match="image 'bytes': truncated or damaged"):
+        open_image(data)
+
+
 def test_an_animation_is_refused_with_the_number_of_frames():
     frames = [Image.new("L", (8, 8), value) for value in (0, 100, 200)]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -118,10 +156,11 @@ def test_a_still_gif_is_read():
     assert np.array_equal(shown(encoded(Image.new("L", (8, 8), 100), "GIF")), np.full((8, 8, 3), 100))
 
 
-def test_a_photograph_with_a_second_picture_is_no_animation():
+def test_of_a_photograph_with_a_second_picture_the_first_is_read():
     data = encoded(PICTURE, "MPO", save_all=True, append_images=[PICTURE.rotate(180)])
     image = open_image(data)
     assert np.array_equal(np.asarray(image.rgb), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    assert image.steps == ({"step": "first_picture", "of": 2, "format": "MPO"},)
 
 
 def test_a_cmyk_jpeg_becomes_rgb():
@@ -141,6 +180,32 @@ def test_big_endian_sixteen_bits_read_alike():
     values = np.array([[0, 25700, 65535]], ">u2")
     image = Image.frombytes("I;16B", (3, 1), values.tobytes())
     assert shown(image)[0, :, 0].tolist() == [0, 100, 255]
+
+
+def deep_png(*pixels):
+    """A PNG of one row with 16 bits per channel, which Pillow cannot write."""
+    kinds = {3: 2, 4: 6}  # channels -> the PNG's colour type
+    header = struct.pack(">IIBBBBB", len(pixels), 1, 16, kinds[len(pixels[0])], 0, 0, 0)
+    row = b"\0" + np.array(pixels, ">u2").tobytes()
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(row)), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mode", "extra"),
+    [
+        ([(0, 256, 65535), (511, 51456, 1)], "RGB", {}),
+        ([(0, 256, 65535, 65535), (511, 51456, 1, 0)], "RGBA", {"alpha": "dropped"}),
+    ],
+)
+def test_sixteen_bits_of_colour_that_become_eight_are_recorded(pixels, mode, extra):
+    image = open_image(deep_png(*pixels))
+    colours = np.array([pixel[:3] for pixel in pixels])
+    assert np.array_equal(np.asarray(image.rgb)[0], colours // 256)
+    assert image.steps == ({"step": "convert", "from": f"{mode};16", "to": "RGB"} | extra,)
 
 
 def palette_picture():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import models
 import numpy as np
 import pytest
@@ -53,7 +56,95 @@ def test_it_verifies_bit_for_bit_from_the_file_alone(saved, model, photo):
     assert outcome.identical
     assert outcome.largest == 0
     assert outcome.differences == ()
-    assert vlcam.open(path).words["dog"].verify(model).identical
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"phrase": "red circle"}, {"queries": "cls", "exclude": ("cls", "padding")}], ids=str
+)
+def test_a_words_view_verifies_without_a_difference(model, photo, tmp_path, choices):
+    path = model.explain(photo, TEXT, layer=1, **choices).save(tmp_path / "out.png")
+    for word, view in vlcam.open(path).words.items():
+        outcome = view.verify(model)
+        assert outcome.identical, word
+        assert outcome.differences == ()
+
+
+def test_a_word_without_gradient_verifies(model, photo):
+    words = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding")).words
+    assert words["dog"].status == "zero gradient"
+    outcome = words["dog"].verify(model)
+    assert outcome.identical
+    assert outcome.largest == 0
+    assert outcome.differences == ()
+    with pytest.raises(vlcam.EvidenceError, match="exactly zero"):
+        replace(words["dog"], status="ok").verify(model)
+
+
+def test_another_placement_is_not_the_same_map(saved, model):
+    exp, _ = saved
+    moved = replace(exp, placement=replace(exp.placement, box=(1.0, 0.0, 64.0, 40.0)))
+    outcome = moved.verify(model)
+    assert not outcome.reproduced
+    assert not outcome.identical
+    assert outcome.differences == ("placement.box: was [1.0, 0.0, 64.0, 40.0], is [0.0, 0.0, 64.0, 40.0]",)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"word": "green"}, "words.1.word: was 'green', is 'red'"),
+        ({"span": (2, 4)}, "words.1.span: was [2, 4], is [2, 5]"),
+        ({"rows": (5,)}, "words.1.rows: was [5], is [2]"),
+        ({"status": "constant"}, "words.1.status: was 'constant', is 'ok'"),
+        ({"tokens": np.ones((4, 4), np.float32)}, "map of the word 'red': largest difference"),
+        ({"tokens": np.ones((2, 2), np.float32)}, "map of the word 'red': largest difference nan"),
+    ],
+    ids=["word", "span", "rows", "status", "map", "shape"],
+)
+def test_another_word_map_is_not_the_same(saved, model, change, told):
+    exp, _ = saved
+    first, second, *rest = exp.word_maps
+    outcome = replace(exp, word_maps=(first, replace(second, **change), *rest)).verify(model)
+    assert not outcome.reproduced
+    assert not outcome.identical
+    assert len(outcome.differences) == 1
+    assert outcome.differences[0].startswith(told)
+
+
+def test_a_word_map_within_the_tolerance_is_reproduced_but_not_identical(saved, model):
+    exp, _ = saved
+    first, *rest = exp.word_maps
+    outcome = replace(exp, word_maps=(replace(first, tokens=first.tokens * np.float32(1 + 2e-6)), *rest)).verify(model)
+    assert outcome.reproduced
+    assert not outcome.identical
+    assert outcome.largest > 0
+
+
+def test_a_missing_word_map_is_not_the_same(saved, model):
+    exp, _ = saved
+    outcome = replace(exp, word_maps=exp.word_maps[1:]).verify(model)
+    assert not outcome.reproduced
+    assert any(line.startswith("words.6: was None, is {'word': 'dog'") for line in outcome.differences)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "counts"),
+    [
+        ("layers", [0], True),
+        ("rows", [1], True),
+        ("grid", [2, 8], True),
+        ("blocks", 12, False),
+        ("layers_rule", "as told", None),
+        ("phrase", "Red  Circle", None),
+    ],
+)
+def test_another_run_is_told_and_counts_where_it_decides(saved, model, field, value, counts):
+    exp, _ = saved
+    run = exp.provenance["run"] | {field: value}
+    outcome = replace(exp, provenance={**exp.provenance, "run": run}).verify(model)
+    assert outcome.identical == outcome.reproduced == (not counts)
+    told = [f"run.{field}: was {value!r}, is {exp.provenance['run'][field]!r}"]
+    assert list(outcome.differences) == ([] if counts is None else told)
 
 
 @pytest.mark.parametrize("recipe", list(vlcam.recipes()))
@@ -69,7 +160,87 @@ def test_the_second_of_two_equal_phrases_verifies(model, photo, tmp_path):
 
 def test_preprocessed_pixels_travel_and_verify(model, tmp_path):
     path = model.explain(models.pixels(), TEXT).save(tmp_path / "tensor.png")
-    assert vlcam.open(path).verify(model).identical
+    outcome = vlcam.open(path).verify(model)
+    assert outcome.identical
+    assert outcome.differences == ()
+
+
+def test_preprocessed_pixels_that_did_not_travel_are_asked_for_and_checked(model, tmp_path):
+    pixels = models.pixels()
+    exp = model.explain(pixels, TEXT)
+    path = exp.save(tmp_path / "bare.png", embed_image=False)
+    for outcome in (vlcam.open(path).verify(model, image=pixels), vlcam.open(path, image=pixels).verify(model)):
+        assert outcome.identical
+        assert outcome.differences == ()
+    with pytest.raises(vlcam.InputError, match="does not carry its preprocessed tensor"):
+        vlcam.open(path).verify(model)
+    with pytest.raises(vlcam.InputError, match=r"another tensor: its shape is .* its SHA-256"):
+        vlcam.open(path).verify(model, image=pixels + 1)
+    with pytest.raises(vlcam.InputError, match="another tensor: its shape is"):
+        vlcam.open(path, image=pixels[None])
+    shown = vlcam.open(path, image=exp.picture())  # enough to draw, not to compute
+    assert shown.overlay().size == (32, 32)
+    with pytest.raises(vlcam.InputError, match="made of a preprocessed tensor; give image="):
+        shown.verify(model, image=exp.picture())
+
+
+def test_a_tensor_in_place_of_an_image_is_told(model, photo, tmp_path):
+    path = model.explain(photo, TEXT).save(tmp_path / "bare.png", embed_image=False)
+    with pytest.raises(vlcam.InputError, match="made of an image, not of a preprocessed tensor"):
+        vlcam.open(path).verify(model, image=models.pixels())
+
+
+def turned(image):
+    image.getexif()[0x0112] = 6
+    return image
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "turned"])
+@pytest.mark.parametrize("embed", [True, False])
+def test_an_image_without_a_file_verifies_without_a_difference(model, photo, tmp_path, mode, embed):
+    with Image.open(photo) as opened:
+        image = turned(opened.convert("RGB")) if mode == "turned" else opened.convert(mode)
+    exp = model.explain(image, TEXT)
+    assert exp.picture().size == ((40, 64) if mode == "turned" else (64, 40))
+    assert exp.verify(model).differences == ()
+    path = exp.save(tmp_path / "pil.png", embed_image=embed)
+    outcome = vlcam.open(path, image=None if embed else image).verify(model)
+    assert outcome.identical
+    assert outcome.differences == ()
+    again = vlcam.open(path, image=None if embed else image).save(tmp_path / "again.png")
+    assert vlcam.open(again).verify(model).identical
+
+
+def test_saving_twice_gives_the_same_bytes(saved, tmp_path):
+    exp, path = saved
+    for number in range(8):
+        assert exp.save(tmp_path / f"{number}.png").read_bytes() == path.read_bytes()
+
+
+def test_a_word_that_a_search_does_not_find_has_a_view_all_the_same(saved, model):
+    exp, _ = saved
+    text = "\u0301red circle"
+    odd = replace(exp.word_maps[1], word="\u0301red", span=(1, 4))
+    provenance = json.loads(json.dumps(exp.provenance))
+    provenance["text"]["given"] = f"red {text} red {text}"
+    view = replace(exp, provenance=provenance, word_maps=(odd,)).words["\u0301red"]
+    assert view.provenance["run"]["occurrence"] is None
+    with pytest.raises(vlcam.InputError, match="at characters 1-4 cannot be verified: a search"):
+        view.verify(model)
+
+
+def test_weights_written_through_data_are_hashed_again(blip, model, photo):
+    def weights():
+        return model.explain(photo, TEXT).provenance["model"]["weights_sha256"]
+
+    before = weights()
+    assert weights() == before
+    weight = blip.text_encoder.encoder.layer[1].crossattention.self.key.weight
+    weight.data.mul_(3)
+    after = weights()
+    assert after != before
+    weight.data.div_(3)
+    assert weights() != after
 
 
 def test_other_weights_do_not_reproduce_the_map_and_are_named(saved, blip):
@@ -108,7 +279,7 @@ def test_without_its_image_a_file_asks_for_it_and_checks_it(model, photo, tmp_pa
 
 
 def test_a_map_with_nothing_to_draw_is_saved_with_its_status(model, photo, tmp_path):
-    exp = model.explain(photo, TEXT, layer=-1, queries="cls").words["red"]
+    exp = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding")).words["red"]
     assert exp.status == "zero gradient"
     opened = vlcam.open(exp.save(tmp_path / "nothing.png"))
     assert opened.status == "zero gradient"

@@ -19,6 +19,7 @@ def laid(text, *chunks):
         ["[ENC]", *chunks, "[SEP]"],
         [(0, 0), *spans, (0, 0)],
         [True, *[False] * len(chunks), True],
+        truncated=chunks == () or done < len(text),
     )
 
 
@@ -103,6 +104,7 @@ def test_a_word_that_does_not_fit_wholly_is_cut(chunks, words, cut):
     layout = laid("a zebrafish swims", *chunks)
     assert [word.text for word in layout.words] == words
     assert layout.cut == cut
+    assert layout.cut_text == " ".join(cut)
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,15 @@ def publish(run: Path, name: str) -> None:
         shutil.copyfile(run / file, folder / file)
     model = vlcam.load(folder)
     held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+    shares = pointing.pointing(model, held_out)
     figures = {
         "summary": "BLIP with an ITM head, trained on scenes of coloured shapes: 'a red circle and a blue square'",
         "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "phrases": sum(len(s.objects) for s in held_out)},
         "itm_accuracy": {kind: round(pointing.accuracy(model, held_out, kind), 3) for kind in KINDS},
         "pointing_game": {
-            title: [None if share is None else round(share, 3) for share in shares]
-            for title, shares in pointing.pointing(model, held_out).items()
+            title: [None if share is None else round(share, 3) for share in row] for title, row in shares.items()
         },
+        "best_block": pointing.best_block(shares[pointing.PUBLISHED]),
         "chance": round(pointing.chance(held_out), 3),
         "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
         "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
@@ -65,6 +66,7 @@ def card(name: str, figures: dict[str, Any]) -> str:
         phrases=figures["held_out"]["phrases"],
         accuracy_rows="\n".join(f"| true against one {kind} wrong | {share:.3f} |" for kind, share in kinds),
         chance=figures["chance"],
+        best_block=figures["best_block"],
         layer_names=" | ".join(f"block {i}" for i in range(depth)),
         rule="---|" * depth,
         pointing_rows="\n".join(pointing.rows(figures["pointing_game"])),

@@ -25,11 +25,13 @@ from vlcam.errors import AdapterError, InputError
 from vlcam.geometry import Placement
 from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
-from vlcam_adapters.hf_loading import cast, quiet_loading
-from vlcam_adapters.hf_processing import image_steps, spelt_back, tokenised
+from vlcam_adapters.hf_loading import cast, check_complete, loading, placed
+from vlcam_adapters.hf_processing import checked_ids, image_steps, resize_target, spelt_back, tokenised
 
 FirstToken = Literal["enc", "cls"]
 
+# Released checkpoints embed [DEC] and [ENC] behind the tokenizer's own tokens; some pad the table to a round number.
+_SPARE_IDS = 128
 _POST_NORM = "the text blocks are post-norm: attention and FFN read the residual stream, not a LayerNorm of their own"
 
 
@@ -75,13 +77,12 @@ class BlipItmHF(ModelAdapter):
             raise AdapterError(f"first_token={first_token!r}: choose from 'enc', 'cls'")
         self._first_token = first_token
         self._interpolate = interpolate_pos_encoding
-        size = self._image_processor.size
-        height, width = image_size or (int(size["height"]), int(size["width"]))
-        self._size = (height, width)
+        self._size = resize_target(self._image_processor, image_size)
         self._own_size = image_size is not None
         trained = module.config.vision_config.image_size
         self._trained: tuple[int, ...] = (trained, trained) if isinstance(trained, int) else tuple(trained)
         self._patch = int(module.config.vision_config.patch_size)
+        self._check_vocabulary()
         self._encode_id = self._find_encode_id()
         self._check_size(self._size)
 
@@ -107,11 +108,14 @@ class BlipItmHF(ModelAdapter):
         cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
     ) -> Self:
         """Load a checkpoint and its processor to `device` in `dtype`; the other options as in the constructor."""
-        with quiet_loading():
-            module = BlipForImageTextRetrieval.from_pretrained(source, local_files_only=local, dtype=cast(dtype))
+        with loading(source):
+            module, info = BlipForImageTextRetrieval.from_pretrained(
+                source, local_files_only=local, dtype=cast(dtype), output_loading_info=True
+            )
+            check_complete(source, info)
             # Pillow resizes as the original preprocessing did, and needs no torchvision.
             processor = BlipProcessor.from_pretrained(source, local_files_only=local, backend="pil")
-        return cls(module.to(device).eval(), processor, **options)
+        return cls(placed(module, device).eval(), processor, **options)
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -138,7 +142,7 @@ class BlipItmHF(ModelAdapter):
         )
         return Anatomy(
             type(self.module).__name__,
-            MappingProxyType({stream.name: stream for stream in streams}),
+            {stream.name: stream for stream in streams},
             ("itm: logit, probability, log-probability, margin", "contrastive: cosine"),
             (
                 f"fusion lacks F1 and F4: {_POST_NORM}",
@@ -196,9 +200,24 @@ class BlipItmHF(ModelAdapter):
         return PreparedTexts(self._on_device(tensors), layouts)
 
     def accept_ids(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
-        """Take token ids [P, T]; a missing mask is read off the padding."""
-        rows = ids if ids.ndim == 2 else ids[None]
-        known = rows != self._tokenizer.pad_token_id if mask is None else mask.reshape(rows.shape)
+        """Take token ids [P, T] that begin with [CLS] or [ENC]; a missing mask is read off the padding.
+
+        Raises:
+            InputError: ids or a mask that the model cannot take.
+        """
+        text = self.module.config.text_config
+        rows, known = checked_ids(
+            ids,
+            mask,
+            padding=self._tokenizer.pad_token_id,
+            table=text.vocab_size,
+            limit=text.max_position_embeddings,
+        )
+        openings = {self._tokenizer.cls_token_id, self._opening[1]}
+        if not set(rows[:, 0].tolist()) <= openings:
+            raise InputError(
+                f"input_ids begin with {rows[:, 0].tolist()}: a text is opened by one of {sorted(openings)}"
+            )
         tensors = {"input_ids": rows.clone(), "attention_mask": known.long()}
         return PreparedTexts(self._on_device(tensors), spelt_back(self._tokenizer, rows, known, opening=self._opening))
 
@@ -221,14 +240,14 @@ class BlipItmHF(ModelAdapter):
     def head(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
         """`itm`: logits [P, 2] of (no match, match). `contrastive`: cosine [P] of the two projections."""
         ids, mask = inputs.texts.tensors["input_ids"], inputs.texts.tensors["attention_mask"]
-        encoder, module = self.module.text_encoder, self.module
+        encoder, module, opened = self.module.text_encoder, self.module, ids.clone()
         if name == "itm":
-            opened = ids.clone()
             opened[:, 0] = self._opening[1]
             fused = encoder(input_ids=opened, attention_mask=mask, encoder_hidden_states=tokens).last_hidden_state
             logits: Tensor = module.itm_head(fused[:, 0])
             return logits
-        plain = encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+        opened[:, 0] = self._tokenizer.cls_token_id
+        plain = encoder(input_ids=opened, attention_mask=mask).last_hidden_state[:, 0]
         image = normalize(module.vision_proj(tokens[:, 0]), dim=-1)
         return (image * normalize(module.text_proj(plain), dim=-1)).sum(-1)
 
@@ -254,14 +273,22 @@ class BlipItmHF(ModelAdapter):
         """The id of [ENC]: the tokenizer's, or the second one behind the tokenizer's own, as in released weights."""
         if self._first_token == "cls":
             return None
-        words, table = len(self._tokenizer), self.module.config.text_config.vocab_size
-        found = self._tokenizer.get_vocab().get("[ENC]", words + 1)
-        if found < table:
+        found = self._tokenizer.get_vocab().get("[ENC]", len(self._tokenizer) + 1)
+        if found < self.module.config.text_config.vocab_size:
             return int(found)
         raise AdapterError(
-            f"first_token='enc': [ENC] would have id {found}, but the model embeds {table} tokens for a tokenizer of "
-            f"{words}; this checkpoint has no [ENC], use first_token='cls'"
+            f"first_token='enc': [ENC] would have id {found}, but the model embeds "
+            f"{self.module.config.text_config.vocab_size} tokens; this checkpoint has no [ENC], use first_token='cls'"
         )
+
+    def _check_vocabulary(self) -> None:
+        """Ids of another vocabulary would be explained as if they were right."""
+        words, table = len(self._tokenizer), self.module.config.text_config.vocab_size
+        if not words <= table < words + _SPARE_IDS:
+            raise AdapterError(
+                f"a tokenizer of {words} tokens and a model that embeds {table} do not belong together; is the "
+                "tokenizer's file missing?"
+            )
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if any(side % self._patch for side in size):

@@ -1,28 +1,69 @@
-"""Loading through transformers without its progress bars on the user's terminal."""
+"""Loading through transformers: quietly, whole, and with errors that say what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 from transformers.utils import logging
 
-from vlcam.errors import UnknownNameError
+from vlcam.errors import AdapterError, UnknownNameError
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
-    """No progress bars inside; the user's setting comes back afterwards."""
-    shown = logging.is_progress_bar_enabled()
+def loading(source: str | Path) -> Iterator[None]:
+    """No progress bars inside; what transformers raises on missing or damaged files becomes one error.
+
+    Raises:
+        AdapterError: a file of the checkpoint is missing or damaged.
+    """
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # missing weights are an error here, not a table on the terminal
     try:
         yield
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        if isinstance(error, (AdapterError, UnknownNameError)):
+            raise
+        raise AdapterError(f"{str(source)!r} cannot be loaded: {str(error).splitlines()[0]}") from None
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+def check_complete(source: str | Path, info: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that leaves weights at random: their explanations would be of nothing.
+
+    Raises:
+        AdapterError: weights are missing or of another shape.
+    """
+    lacking = [*info.get("missing_keys", ()), *(str(item) for item in info.get("mismatched_keys", ()))]
+    if lacking:
+        shown = ", ".join(sorted(lacking)[:5])
+        raise AdapterError(f"{str(source)!r} lacks {len(lacking)} of the model's weights: {shown}")
+
+
+def placed(module: Model, device: str) -> Model:
+    """The model on a device.
+
+    Raises:
+        UnknownNameError: a device that torch does not know, or that is not there.
+    """
+    try:
+        return module.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UnknownNameError(f"device={device!r} cannot be used ({reason}); 'cpu' always can") from None
 
 
 def cast(dtype: str) -> torch.dtype:

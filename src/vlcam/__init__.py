@@ -55,7 +55,6 @@ __all__ = [
     "formula",
     "load",
     "models",
-    "open",
     "recipes",
     "scenes",
     "summary",

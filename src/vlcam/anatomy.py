@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from vlcam.errors import UnknownNameError, listing
+from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.recipe import Layers
 
-__all__ = ["Anatomy", "Block", "Reading", "StreamAnatomy", "Tap"]
+__all__ = ["Anatomy", "Block", "Reading", "StreamAnatomy", "Tap", "block_numbers"]
 
 How = Literal["output", "input", "keyword", "attention"]
 
@@ -162,6 +164,24 @@ class Anatomy:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
+
+
+def block_numbers(layers: Any) -> Layers:
+    """What users give as layers, as a recipe holds it: a number, numbers of any integer type, `last`, `all`.
+
+    Raises:
+        RecipeError: anything else, or none.
+    """
+    if isinstance(layers, str) and layers in ("last", "all"):
+        return "last" if layers == "last" else "all"
+    found: tuple[int, ...] = ()
+    with suppress(TypeError):
+        found = (operator.index(layers),)
+    with suppress(TypeError):
+        found = found or tuple(operator.index(item) for item in layers)
+    if not found:
+        raise RecipeError(f"layer={layers!r}: give a whole number, several, 'last' or 'all'")
+    return found
 
 
 def _runs(blocks: Iterable[tuple[str, ...]]) -> list[tuple[int, int, tuple[str, ...]]]:

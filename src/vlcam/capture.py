@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from vlcam.adapter import Inputs, ModelAdapter
 from vlcam.anatomy import Reading, Tap
 from vlcam.attention import AttentionMode
-from vlcam.errors import CaptureError, EvidenceError
+from vlcam.errors import AdapterError, CaptureError, EvidenceError
 from vlcam.targets import Target
 
 __all__ = ["Capture", "as_found", "capture"]
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +71,9 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
                 context = context.contiguous().requires_grad_()
                 torch.set_grad_enabled(True)
             output = adapter.head(target.head, context, inputs)
+            # A copy, so that a target that works in place cannot change the scores on record.
+            outputs = {target.head: output.detach().clone()}
             y = target.read(output)
-        outputs = {target.head: output.detach()}
         with torch.no_grad():
             for name in adapter.heads:
                 if name not in outputs:
@@ -89,20 +94,36 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
 
 @contextmanager
 def as_found(module: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation with frozen parameters; whatever happens inside, put every flag back."""
-    training = [(part, part.training) for part in module.modules()]
-    wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    try:
-        for part, _ in training:
-            part.training = False
-        for parameter, _ in wanted:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for part, flag in training:
-            part.training = flag
-        for parameter, flag in wanted:
-            parameter.requires_grad_(flag)
+    """Set a model to evaluation with frozen parameters; whatever happens inside, put every flag back.
+
+    One thread at a time is inside for one model: two that interleave would put back each other's flags.
+
+    Raises:
+        AdapterError: a parameter was made under inference_mode, which no gradient can pass.
+    """
+    with _lock_of(module):
+        training = [part for part in module.modules() if part.training]
+        free = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if any(parameter.is_inference() for parameter in module.parameters()):
+            raise AdapterError(
+                "the model was made under torch.inference_mode(), which rules gradients out; load it outside"
+            )
+        try:
+            for part in training:
+                part.training = False
+            for parameter in free:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for part in training:
+                part.training = True
+            for parameter in free:
+                parameter.requires_grad_(True)
+
+
+def _lock_of(module: nn.Module) -> threading.RLock:
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(module, threading.RLock())
 
 
 class _Taps:

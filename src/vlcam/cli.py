@@ -79,7 +79,9 @@ def explain(
     layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
     target: Annotated[str | None, typer.Option(help="Target in place of the recipe's: itm, contrastive.")] = None,
     scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
-    first_token: Annotated[str | None, typer.Option(help="BLIP: enc or cls.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the model family, such as first_token=cls; repeatable.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
     alpha: Annotated[float, typer.Option(min=0.0, max=1.0, help="Opacity of the word overlays.")] = 0.6,
@@ -90,8 +92,7 @@ def explain(
 ) -> None:
     """Explain the score of an image and a text: a PNG that carries its recipe, a JSON record, the raw map."""
     chosen = _read_recipe(recipe)
-    family = {"first_token": first_token} if first_token else {}
-    loaded = vlcam.load(model, device=device, dtype=dtype, **family)
+    loaded = vlcam.load(model, device=device, dtype=dtype, **_family_options(option or []))
     given = {"scale": scale, "layer_rule": layer_rule}
     changes: dict[str, Any] = {field: value for field, value in given.items() if value}
     _check_names(image)
@@ -213,8 +214,25 @@ def _read_recipe(given: str) -> str | Recipe:
         return given
     if not path.is_file():
         raise UnknownNameError(f"recipe file {given!r}: no such file")
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe file {given!r} cannot be read: {error}") from None
     return Recipe.from_toml(content) if path.suffix == ".toml" else Recipe.from_json(content)
+
+
+def _family_options(given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value that is JSON is read as such, anything else is text."""
+    found = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise UnknownNameError(f"--option {item!r}: give NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def _check_names(images: Sequence[Path]) -> None:
@@ -241,11 +259,14 @@ def _write(
     if existing and not overwrite:
         raise FileError(f"{', '.join(existing)} exists already; choose another --out, or pass --overwrite")
     explanation.save(files["explanation"], overwrite=overwrite)
-    files["record"].write_text(json.dumps(explanation.record(), indent=2) + "\n", encoding="utf-8")
-    np.save(files["map"], explanation.tokens)
-    for key, path in files.items():
-        if key.startswith("word "):
-            explanation.words[key.removeprefix("word ")].overlay(alpha=alpha).save(path)
+    try:
+        files["record"].write_text(json.dumps(explanation.record(), indent=2) + "\n", encoding="utf-8")
+        np.save(files["map"], explanation.tokens)
+        for key, path in files.items():
+            if key.startswith("word "):
+                explanation.words[key.removeprefix("word ")].overlay(alpha=alpha).save(path)
+    except OSError as error:
+        raise FileError(f"{str(out)!r}: results cannot be written ({error})") from None
     return files
 
 
@@ -253,7 +274,7 @@ _ENDINGS = {"explanation": ".png", "record": ".json", "map": ".npy"}
 
 
 def _slug(text: str | None) -> str:
-    return re.sub(r"\W+", "-", text or "").strip("-").lower()
+    return re.sub(r"\W+", "-", text or "").strip("-").lower()[:60]
 
 
 def _tell(explanation: Explanation, files: dict[str, Path]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlcam.errors import UnknownNameError, listing
+from vlcam.errors import InputError, UnknownNameError, listing
 
 __all__ = ["COLORMAPS", "colourise", "overlay"]
 
@@ -26,6 +26,8 @@ COLORMAPS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "gray": ((0, 0, 0), (255, 255, 255)),
     "coolwarm": ((59, 76, 192), (141, 176, 254), (221, 221, 221), (244, 152, 122), (180, 4, 38)),
 }
+_LEVELS = 1024  # finer than 8-bit colours can show
+_STRIP = 1 << 18  # pixels that are blended at once
 
 
 def colourise(values: NDArray[np.floating], colormap: str = "inferno") -> NDArray[np.uint8]:
@@ -34,14 +36,8 @@ def colourise(values: NDArray[np.floating], colormap: str = "inferno") -> NDArra
     Raises:
         UnknownNameError: no such colormap; lists those there are.
     """
-    if colormap not in COLORMAPS:
-        raise UnknownNameError(f"no colormap {colormap!r}; there are {listing(COLORMAPS)}")
-    anchors = np.array(COLORMAPS[colormap], np.float64)
-    filled = np.nan_to_num(values, nan=0.0)
-    steps = np.linspace(0, 1, len(anchors))
-    channels = [np.interp(filled, steps, anchors[:, channel]) for channel in range(3)]
     known = ~np.isnan(values)[..., None]
-    return np.where(known, np.stack(channels, -1).round(), 0).astype(np.uint8)
+    return np.where(known, _interpolated(np.nan_to_num(values), colormap).round(), 0).astype(np.uint8)
 
 
 def overlay(
@@ -55,7 +51,7 @@ def overlay(
     Args:
         image: what lies below.
         heatmap: values in 0..1, or in -1..1 where any is negative; zero is then in the middle of the colormap.
-        alpha: opacity of the largest magnitude.
+        alpha: opacity of the largest magnitude, 0 to 1.
         colormap: a name out of `COLORMAPS`; by default `inferno`, or `coolwarm` where any value is negative.
 
     Returns:
@@ -63,15 +59,48 @@ def overlay(
 
     Raises:
         UnknownNameError: no such colormap.
+        InputError: an alpha outside 0..1.
     """
-    pixels = np.asarray(image, np.float64)
-    unseen = np.isnan(heatmap)
-    values = np.nan_to_num(heatmap)
-    signed = bool((values < 0).any())
-    strength = alpha * (0.35 + 0.65 * np.clip(np.abs(values), 0, 1))[..., None]
-    tint = colourise((values + 1) / 2 if signed else values, colormap or ("coolwarm" if signed else "inferno"))
-    blended = pixels * (1 - strength) + tint * strength
-    grey = pixels.mean(-1, keepdims=True) * 0.5 + 64
-    rows, columns = np.indices(unseen.shape)
-    grey = np.where(((rows + columns) // 4 % 2 == 0)[..., None], grey, grey * 0.8)
-    return Image.fromarray(np.where(unseen[..., None], grey, blended).round().astype(np.uint8), "RGB")
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha={alpha!r}: an opacity is from 0 to 1")
+    signed = bool((heatmap < 0).any())
+    low = -1.0 if signed else 0.0
+    keep, paint = _tables(low, alpha, colormap or ("coolwarm" if signed else "inferno"))
+    pixels = np.asarray(image)
+    blended = np.empty_like(pixels)
+    strip = max(1, _STRIP // image.width)
+    for top in range(0, image.height, strip):
+        rows = slice(top, top + strip)
+        values = np.clip(np.nan_to_num(heatmap[rows]), low, 1)
+        level = ((values - low) * (_LEVELS / (1 - low)) + 0.5).astype(np.int16)
+        blended[rows] = pixels[rows] * keep[level] + paint[level]
+        _stripe(blended[rows], pixels[rows], np.isnan(heatmap[rows]), top)
+    return Image.fromarray(blended)
+
+
+def _interpolated(values: NDArray[np.floating], colormap: str) -> NDArray[np.float64]:
+    """Colours [..., 3], not rounded."""
+    if colormap not in COLORMAPS:
+        raise UnknownNameError(f"no colormap {colormap!r}; there are {listing(COLORMAPS)}")
+    anchors = np.array(COLORMAPS[colormap], np.float64)
+    steps = np.linspace(0, 1, len(anchors))
+    return np.stack([np.interp(values, steps, channel) for channel in anchors.T], -1)
+
+
+def _tables(low: float, alpha: float, colormap: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """For every level from `low` to 1: the share of the picture [levels, 1] that stays, the colour [levels, 3] added.
+
+    The half that turns truncation into rounding is in the colour.
+    """
+    values = np.linspace(low, 1, _LEVELS + 1)
+    strength = alpha * (0.35 + 0.65 * np.abs(values))[:, None]
+    tint = _interpolated(np.linspace(0, 1, _LEVELS + 1), colormap)
+    return (1 - strength).astype(np.float32), (tint * strength + 0.5).astype(np.float32)
+
+
+def _stripe(blended: NDArray[np.uint8], pixels: NDArray[np.uint8], unseen: NDArray[np.bool_], top: int) -> None:
+    """Make the unseen pixels of a strip that begins at row `top` grey, with diagonal stripes."""
+    rows, columns = np.nonzero(unseen)
+    grey = pixels[rows, columns].mean(-1) * 0.5 + 64
+    grey[(top + rows + columns) // 4 % 2 == 1] *= 0.8
+    blended[rows, columns] = grey.round().astype(np.uint8)[:, None]

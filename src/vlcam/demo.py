@@ -35,7 +35,8 @@ def run(out: Path) -> Written:
     make_folder(out)
     (scene,) = scenes.generate(1, seed=_SEED, start=_INDEX, objects=(2, 3), size=(256, 256))
     model = zoo.load(MODEL)
-    explanation = model.explain(scene.image, scene.caption, phrase=scene.objects[0].phrase)
+    block = zoo.models()[MODEL].figures["best_block"]  # the one that its card states
+    explanation = model.explain(scene.image, scene.caption, phrase=scene.objects[0].phrase, layer=block)
     files = {"image": out / "scene.png", "record": out / "explanation.json"}
     scene.image.save(files["image"])
     files["explanation"] = explanation.save(out / "explanation.png", overwrite=True)

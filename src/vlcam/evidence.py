@@ -77,15 +77,11 @@ def _merged(
 ) -> Tensor:
     """[1 + words, image tokens]."""
     if recipe.site in ATTENTION_SITES:
-        weights = selection.weights.to(activations[0].device)
         rows = [
             maps.attention_rows(recipe, activation, gradients[number] if gradients else None)
             for number, activation in enumerate(activations)
         ]
-        # Rows behind the text's own length are padding of a batch.
-        return maps.merge_layers(
-            recipe, [maps.row_means(recipe, each[:, : weights.shape[1]], weights)[0] for each in rows]
-        )
+        return maps.merge_layers(recipe, [maps.row_means(recipe, each, selection.all_rows)[0] for each in rows])
     if recipe.layer_rule == "shared":
         return maps.channel_weighted(recipe, activations[0], torch.stack(list(gradients)).float().sum(0), prefix)
     pairs = zip(activations, gradients, strict=True)
@@ -95,10 +91,11 @@ def _merged(
 def _live(recipe: Recipe, gradients: Sequence[Tensor], selection: Selection, prefix: int) -> tuple[bool, ...]:
     """For the main map and every word: whether any gradient that it uses is not zero."""
     if not recipe.needs_gradient:
-        return (True,) * len(selection.weights)
+        return (True,) * len(selection.all_rows)
     if recipe.site in ATTENTION_SITES:
-        used = [list(selection.rows), *(list(word.tokens) for word in selection.words)]
-        return tuple(any(bool(gradient[:, :, rows].any()) for gradient in gradients) for rows in used)
+        return tuple(
+            any(bool(gradient[:, :, list(rows)].any()) for gradient in gradients) for rows in selection.all_rows
+        )
     part = {"cls": slice(0, 1), "patches": slice(prefix, None), "all": slice(None)}[recipe.gradient_tokens]
     return (any(bool(gradient[:, part].any()) for gradient in gradients),)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import Anatomy, Tap
+from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.capture import Capture, capture
 from vlcam.catalogue import named
-from vlcam.errors import CaptureError, EvidenceError
+from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, TokenMaps, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
@@ -66,7 +66,7 @@ class Explainer:
         *,
         phrase: str | None = None,
         occurrence: int | None = None,
-        layer: int | Sequence[int] | None = None,
+        layer: int | str | Sequence[int] | None = None,
         target: str | Custom | Callable[[Tensor], Tensor] | None = None,
         strict: bool = False,
         **choices: Any,
@@ -80,7 +80,7 @@ class Explainer:
             recipe: a name out of `vlcam.recipes()`, or a recipe.
             phrase: words of the text; the map is then the mean over their query rows.
             occurrence: which one, counted from 1, where the phrase stands more than once.
-            layer: block index or indices in place of the recipe's.
+            layer: block index or indices, `last` or `all`, in place of the recipe's.
             target: another target in place of the recipe's: its name, or a callable on the head's output.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
             **choices: any other field of the recipe, for example `relu="none"`.
@@ -95,9 +95,17 @@ class Explainer:
         """
         custom = _custom(target)
         if layer is not None:
-            choices["layers"] = layer if isinstance(layer, int) else tuple(layer)
-        if target is not None:
-            choices |= {"target": "custom", "scale": "raw"} if custom else {"target": target}
+            if "layers" in choices:
+                raise RecipeError(f"layer={layer!r} and layers={choices['layers']!r}: give one of them")
+            choices["layers"] = block_numbers(layer)
+        if custom is not None:
+            if choices.setdefault("scale", "raw") != "raw":
+                raise RecipeError(
+                    f"scale={choices['scale']!r} with a callable target: it is read as it is, scale='raw'"
+                )
+            choices["target"] = "custom"
+        elif target is not None:
+            choices["target"] = target
         job = plan(self.adapter, recipe, choices, custom=custom, phrase=phrase, occurrence=occurrence)
         (found,) = self._explain(image, text, [job], strict=strict)
         return found
@@ -125,6 +133,8 @@ class Explainer:
         Returns:
             What `explain` returns for each recipe, in order.
         """
+        if isinstance(recipes, (str, Recipe)):
+            raise RecipeError(f"recipes={recipes!r}: a sweep takes a list; one recipe is what explain is for")
         jobs = [plan(self.adapter, recipe, {}, phrase=phrase, occurrence=occurrence) for recipe in recipes]
         return self._explain(image, text, jobs, strict=strict)
 
@@ -138,6 +148,7 @@ class Explainer:
         layers: Any = "all",
         target: str | Custom | Callable[[Tensor], Tensor] = "itm",
         scale: str = "logit",
+        strict: bool = False,
     ) -> Capture:
         """Read the raw tensors at a site and their gradients, in one pass.
 
@@ -149,6 +160,7 @@ class Explainer:
             layers: block indices, `last` or `all`.
             target: what is differentiated: a target's name, or a callable on the head's output.
             scale: on which scale, for a named target.
+            strict: as in `explain`.
 
         Returns:
             Activations and gradients by tap, with the pair as first axis.
@@ -158,15 +170,21 @@ class Explainer:
             target="custom" if custom else target, scale="raw" if custom else scale
         )
         wanted = resolve(described, self.adapter.heads, custom)
-        indices = self.anatomy.stream(stream).indices((layers,) if isinstance(layers, int) else layers)
-        with _outside_inference_mode():
-            pairs = pair_up(self.adapter, image, text, strict=False)
+        indices = self.anatomy.stream(stream).indices(block_numbers(layers))
+        with self._own_conditions():
+            pairs = pair_up(self.adapter, image, text, strict=strict)
             return capture(self.adapter, pairs.inputs, [Tap(stream, i, site) for i in indices], wanted)
 
-    def scores(self, image: Any, text: Any) -> Any:
-        """Every score that the model offers, by name, with its kind; a list of these for lists and batches."""
-        with _outside_inference_mode():
-            pairs = pair_up(self.adapter, image, text, strict=False)
+    def scores(self, image: Any, text: Any = None, *, strict: bool = False) -> Any:
+        """Every score that the model offers, by name, with its kind; a list of these for lists and batches.
+
+        Args:
+            image: as in `explain`.
+            text: as in `explain`.
+            strict: as in `explain`.
+        """
+        with self._own_conditions():
+            pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             found = capture(self.adapter, pairs.inputs, [], target)
         scores = [self._scores(found, pair) for pair in range(len(pairs.inputs.image_of))]
@@ -175,29 +193,46 @@ class Explainer:
     def _scores(self, found: Capture, pair: int) -> dict[str, Score]:
         return read_scores(found.outputs, self.adapter.heads, pair)
 
+    @contextmanager
+    def _own_conditions(self) -> Iterator[None]:
+        """The caller's inference_mode and autocast do not reach the model: it runs as it is, in its own precision."""
+        device = next(self.adapter.module.parameters()).device.type
+        with torch.inference_mode(mode=False), torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+
     def _explain(self, image: Any, text: Any, jobs: Sequence[Job], *, strict: bool) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
-        with _outside_inference_mode():
+        with self._own_conditions():
             pairs = pair_up(self.adapter, image, text, strict=strict)
+            selections = [self._selections(job, pairs) for job in jobs]  # a wrong phrase costs no pass
             for indices in in_passes(jobs):
                 taps = dict.fromkeys(tap for index in indices for tap in jobs[index].taps)
                 found = capture(self.adapter, pairs.inputs, list(taps), jobs[indices[0]].target)
                 for index in indices:
-                    made = [self._one(jobs[index], pairs, found, pair) for pair in range(len(pairs.inputs.image_of))]
+                    made = [
+                        self._one(jobs[index], pairs, found, pair, selection)
+                        for pair, selection in enumerate(selections[index])
+                    ]
                     results[index] = made if pairs.many else made[0]
         return results
 
-    def _one(self, job: Job, pairs: Pairs, found: Capture, pair: int) -> Explanation:
+    def _selections(self, job: Job, pairs: Pairs) -> list[Selection]:
+        rows, columns = pairs.inputs.images.grid
+        prefix, layouts = self.adapter.prefix, pairs.inputs.texts.layouts
+        return [
+            select(job.recipe, layout, prefix, prefix + rows * columns, job.phrase, job.occurrence)
+            for layout in layouts
+        ]
+
+    def _one(self, job: Job, pairs: Pairs, found: Capture, pair: int, selection: Selection) -> Explanation:
         inputs = pairs.inputs
-        layout, grid, prefix = inputs.texts.layouts[pair], inputs.images.grid, self.adapter.prefix
+        grid, prefix = inputs.images.grid, self.adapter.prefix
         attention = job.recipe.site in ATTENTION_SITES
-        tokens = found.activations[job.taps[0]].shape[-1 if attention else 1]
-        check_grid(tokens, prefix, grid)
-        selection = select(job.recipe, layout, prefix, tokens, job.phrase, job.occurrence)
+        check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], prefix, grid)
         try:
             made = token_maps(job, found, pair, selection, prefix)
         except NoGradientError as error:
-            raise EvidenceError(f"{error}; {self._advice(job, pairs, pair, selection)}") from None
+            raise NoGradientError(f"{error}; {self._advice(job, pairs, pair, selection)}") from None
         raw = made.values.reshape(-1, *grid).cpu().numpy()
         image = inputs.image_of[pair]
         picture, image_record = pairs.images[image]
@@ -207,7 +242,7 @@ class Explainer:
             provenance={
                 "schema": SCHEMA,
                 "image": image_record,
-                "text": text_record(layout),
+                "text": text_record(inputs.texts.layouts[pair]),
                 "model": model_record(self.adapter, self.name, self._weights, attention_tapped=attention),
                 "run": run_record(self.adapter, job, found, pair, selection, grid),
                 "versions": dict(versions()),
@@ -222,15 +257,17 @@ class Explainer:
         )
 
     def _advice(self, job: Job, pairs: Pairs, pair: int, selection: Selection) -> str:
-        """At which blocks of this model the same choice would have a gradient: tried, not looked up."""
+        """At which blocks of this model the same choice would have a gradient: tried in one pass, not looked up."""
         stream = self.anatomy.stream(job.recipe.stream)
+        blocks = [index for index, block in enumerate(stream.blocks) if job.recipe.site in block.sites]
+        every = replace(job, layers=tuple(blocks))
+        found = capture(self.adapter, pairs.inputs, every.taps, job.target)
         alive = []
-        for layer in range(len(stream.blocks)):
+        for layer in blocks:
             single = replace(job, recipe=job.recipe.replace(layers=layer, layer_rule="single"), layers=(layer,))
             try:
-                found = capture(self.adapter, pairs.inputs, single.taps, job.target)
                 token_maps(single, found, pair, selection, self.adapter.prefix)
-            except (EvidenceError, CaptureError):
+            except EvidenceError:
                 continue
             alive.append(layer)
         if alive:
@@ -247,10 +284,3 @@ def _custom(target: object) -> Custom | None:
     if isinstance(target, Custom):
         return target
     return Custom(target, label=getattr(target, "__qualname__", "callable")) if callable(target) else None
-
-
-@contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Gradients cannot be taken under inference_mode, and tensors made there cannot enter a graph."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield

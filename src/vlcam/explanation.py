@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from vlcam import archive, colours
 from vlcam.errors import EvidenceError, InputError, UnknownNameError, listing
 from vlcam.evidence import Status
 from vlcam.geometry import Placement, to_original
-from vlcam.images import ImageSource, open_image
+from vlcam.images import ImageSource, SourceImage, open_image, pixels_sha256
 from vlcam.maps import normalised
 from vlcam.recipe import Recipe
 from vlcam.targets import Score
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from vlcam.explainer import Explainer
     from vlcam.verification import Verification
 
-__all__ = ["Explanation", "WordMap", "Words"]
+__all__ = ["Explanation", "WordMap", "Words", "same_image", "same_pixels"]
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +62,7 @@ class Explanation:
         image: the image as the user sees it, RGB; None where it came from a file that does not carry it.
         placement: which part of the image the model saw.
         word_maps: the map of every word, empty where the site has no text rows.
-        attachments: the image's own bytes and preprocessed pixels, for the file.
+        attachments: the image's own bytes, or the image, and preprocessed pixels, for the file.
     """
 
     tokens: Floats
@@ -191,7 +193,7 @@ class Explanation:
 
         Args:
             model: the model that the map was made with.
-            image: the image, where the file does not carry it; its hash is compared.
+            image: the image or preprocessed tensor, where the file does not carry it; its hash is compared.
 
         Returns:
             Whether the map came out again, the largest difference, and everything that differs.
@@ -201,12 +203,12 @@ class Explanation:
         return verify(self, model, image=image)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, image: ImageSource | None = None) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, image: ImageSource | Tensor | None = None) -> Self:
         """Read what `save` wrote.
 
         Args:
             path: the file.
-            image: the image, where the file does not carry it; its hash is compared.
+            image: the image, or the preprocessed tensor, where the file does not carry it; its hash is compared.
 
         Raises:
             FileError: not an explanation, or damaged, or edited.
@@ -214,17 +216,13 @@ class Explanation:
         """
         payload = archive.read(Path(path))
         record, place = payload.record, payload.record["placement"]
-        attachments = payload.attachments
-        source = None
-        found = attachments.image if image is None else image
-        if found is not None:
-            wanted = record["provenance"]["image"]
-            source = open_image(found, name=wanted["name"])
-            if source.sha256 != wanted["sha256"]:
-                raise InputError(
-                    f"another image: its SHA-256 is {source.sha256}, the explanation was made of {wanted['sha256']}"
-                )
-            attachments = replace(attachments, image=source.encoded)
+        attachments, wanted = payload.attachments, record["provenance"]["image"]
+        given = attachments.image if image is None or isinstance(image, Tensor) else image
+        source = None if given is None else same_image(given, wanted)
+        if isinstance(image, Tensor):
+            attachments = replace(attachments, pixel_values=same_pixels(image, wanted))
+        if source:
+            attachments = replace(attachments, image=source.encoded or source.rgb)
         return cls(
             tokens=payload.tokens,
             recipe=Recipe.from_dict({k: v for k, v in record["recipe"].items() if k != "fingerprint"}),
@@ -287,10 +285,11 @@ class Words(Mapping[str, Explanation]):
             raise UnknownNameError(f"no word {key!r}; there are {listing(self._index)}")
         word = self._index[key]
         whole = self._whole
-        places = phrase_spans(whole.text, word.word)
-        run = whole.provenance["run"] | {
+        run = whole.provenance["run"]
+        own = {
+            "dropped": [part for part in run["dropped"] if part["what"] != "text rows"],
             "phrase": word.word,
-            "occurrence": places.index(word.span) + 1 if len(places) > 1 else None,
+            "occurrence": _occurrence(whole.text, word),
             "span": list(word.span),
             "rows": list(word.rows),
         }
@@ -298,7 +297,7 @@ class Words(Mapping[str, Explanation]):
             whole,
             tokens=word.tokens,
             recipe=whole.recipe.replace(queries="phrase"),
-            provenance=dict(whole.provenance) | {"run": run},
+            provenance=dict(whole.provenance) | {"run": run | own},
             status=word.status,
         )
 
@@ -309,3 +308,41 @@ class Words(Mapping[str, Explanation]):
     def __len__(self) -> int:
         """How many words have a map."""
         return len(self._index)
+
+
+def _occurrence(text: str, word: WordMap) -> int | None:
+    """Which of several equal words it is; None for the only one, and for one that a search does not find."""
+    places = phrase_spans(text, word.word)
+    return places.index(word.span) + 1 if len(places) > 1 and word.span in places else None
+
+
+def same_image(image: ImageSource, record: Mapping[str, Any]) -> SourceImage:
+    """Read an image, and make sure that it is the one on record: the same file, or the same pixels in any file.
+
+    Raises:
+        InputError: another image.
+    """
+    source = open_image(image, name=record["name"])
+    if record["sha256"] not in (source.sha256, pixels_sha256(source.rgb)):
+        raise InputError(
+            f"another image: its SHA-256 is {source.sha256}, the explanation was made of {record['sha256']}"
+        )
+    return source
+
+
+def same_pixels(pixels: Tensor, record: Mapping[str, Any]) -> Floats:
+    """The values of a preprocessed tensor [3, H, W], if it is the one on record.
+
+    Raises:
+        InputError: another tensor, or the record is that of an image.
+    """
+    wanted = record.get("pixels_sha256")
+    if wanted is None:
+        raise InputError("the explanation was made of an image, not of a preprocessed tensor; give that image")
+    array = np.ascontiguousarray(pixels.detach().float().cpu().numpy(), np.float32)
+    found = hashlib.sha256(array.tobytes()).hexdigest()
+    if array.ndim != 3 or found != wanted:
+        raise InputError(
+            f"another tensor: its shape is {array.shape}, its SHA-256 {found}; the explanation was made of {wanted}"
+        )
+    return array

@@ -51,6 +51,15 @@ class Placement:
         top, left = corner
         return cls(original, model, (left * across, top * down, (left + model[1]) * across, (top + model[0]) * down))
 
+    def scaled_down(self, longest: int) -> Placement:
+        """The same placement in a copy of the original whose longer side has at most `longest` pixels."""
+        height, width = self.original
+        factor = min(1.0, longest / max(height, width))
+        small = max(1, round(height * factor)), max(1, round(width * factor))
+        down, across = small[0] / height, small[1] / width
+        x0, y0, x1, y1 = self.box
+        return Placement(small, self.model, (x0 * across, y0 * down, x1 * across, y1 * down))
+
 
 def check_grid(tokens: int, prefix: int, grid: tuple[int, int]) -> None:
     """Make sure that the image tokens are the prefix and the grid, and nothing else.
@@ -70,7 +79,8 @@ def to_original(tokens: Floats, placement: Placement, upsample: Upsample) -> Flo
 
     The two resizes (grid to model pixels, model pixels to original) are one interpolation here, with half-pixel
     centres: where original and model input have the same size it equals torch's `interpolate` with
-    `align_corners=False`.
+    `align_corners=False`. Only the overshoot of bicubic interpolation is cut: no value leaves the range from the
+    smallest to the largest token, so that a map in 0..1 stays one.
 
     Args:
         tokens: float32 [h, w].
@@ -86,7 +96,8 @@ def to_original(tokens: Floats, placement: Placement, upsample: Upsample) -> Flo
     x0, y0, x1, y1 = placement.box
     rows = _weights(placement.original[0], y0, y1, tokens.shape[0], upsample)
     columns = _weights(placement.original[1], x0, x1, tokens.shape[1], upsample)
-    return (rows @ tokens.astype(np.float64) @ columns.T).astype(np.float32)
+    found = (rows @ tokens.astype(np.float64) @ columns.T).astype(np.float32)
+    return np.clip(found, tokens.min(), tokens.max(), out=found)
 
 
 def _weights(pixels: int, start: float, end: float, cells: int, upsample: Upsample) -> NDArray[np.float64]:

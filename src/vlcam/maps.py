@@ -46,9 +46,9 @@ def _weighted(recipe: Recipe, attention: Tensor, gradient: Tensor | None) -> Ten
     return kept if recipe.weighting == "gradient" else attention * kept
 
 
-def row_means(recipe: Recipe, rows: Tensor, weights: Tensor) -> Tensor:
-    """Average query rows: [B, R, K] from [B, Q, K] and R selections [B, R, Q], each of which sums to 1."""
-    means = weights @ rows
+def row_means(recipe: Recipe, rows: Tensor, selections: Sequence[Sequence[int]]) -> Tensor:
+    """Average query rows: [B, R, K] from [B, Q, K] and the row numbers of R selections."""
+    means = torch.stack([rows[:, list(selection)].mean(1) for selection in selections], 1)
     return means.relu() if recipe.relu == "map" else means
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,21 @@ def _from_mapping(batch: Any, text: Any) -> tuple[Tensor, Tensor, Tensor | None]
     missing = [key for key in ("pixel_values", "input_ids") if key not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}")
-    pixels = batch["pixel_values"]
-    return (pixels if pixels.ndim == 4 else pixels[None]), batch["input_ids"], batch.get("attention_mask")
+    pixels, ids = _tensor("pixel_values", batch["pixel_values"]), _tensor("input_ids", batch["input_ids"])
+    mask = batch.get("attention_mask")
+    return (
+        pixels if pixels.ndim == 4 else pixels[None],
+        ids,
+        None if mask is None else _tensor("attention_mask", mask),
+    )
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A tensor from what a processor returns: tensors, arrays, or lists."""
+    try:
+        return torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} of the batch is no tensor ({error}); use return_tensors='pt', with padding") from None
 
 
 def _images(
@@ -89,7 +103,7 @@ def _images(
     sources = [open_image(item) for item in items]
     prepared = adapter.prepare_images(sources)
     pictures = [(s.rgb, _image_record(s, steps)) for s, steps in zip(sources, prepared.steps, strict=True)]
-    return prepared, pictures, [Attachments(image=s.encoded) for s in sources], many
+    return prepared, pictures, [Attachments(image=s.encoded or s.rgb) for s in sources], many
 
 
 def _preprocessed(
@@ -110,8 +124,10 @@ def _preprocessed(
         kept = item.detach().float().cpu()
         shown = (adapter.display(kept).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         source = open_image(np.ascontiguousarray(shown), name="preprocessed tensor")
-        pictures.append((source.rgb, _image_record(source, steps)))
-        attachments.append(Attachments(image=source.encoded, pixel_values=kept.numpy()))
+        array = np.ascontiguousarray(kept.numpy(), np.float32)
+        record = _image_record(source, steps) | {"pixels_sha256": hashlib.sha256(array.tobytes()).hexdigest()}
+        pictures.append((source.rgb, record))
+        attachments.append(Attachments(image=source.rgb, pixel_values=array))
     return prepared, pictures, attachments
 
 
@@ -150,7 +166,7 @@ def _image_of(images: int, texts: int) -> tuple[int, ...]:
 
 def _check_cut(texts: PreparedTexts, *, strict: bool) -> None:
     for layout in texts.layouts:
-        if strict and layout.cut:
+        if strict and layout.cut_text:
             raise InputError(
-                f"the text is longer than the model's {len(layout.ids)} tokens; cut off: {', '.join(layout.cut)}"
+                f"the text is longer than the model's {len(layout.ids)} tokens; cut off: {layout.cut_text}"
             )

@@ -83,6 +83,8 @@ def plan(
         if wanted.get("queries", "phrase") != "phrase":
             raise RecipeError(f"phrase={phrase!r} and queries={wanted['queries']!r}: give one of them")
         wanted["queries"] = "phrase"
+    elif occurrence is not None:
+        raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
     chosen = chosen.replace(**wanted)
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")

@@ -13,6 +13,7 @@ from vlcam.geometry import to_original
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
     from vlcam.explanation import Explanation
@@ -21,6 +22,8 @@ __all__ = ["figure"]
 
 _COLUMNS = 5
 _TILE = 2.3
+_PIXELS = 512  # the longer side of a picture in a tile; at 200 dpi a tile shows no more
+_WORDS: dict[str, Any] = {"parse_math": False}  # a user's $ is no formula
 
 
 def figure(explanation: Explanation) -> Figure:
@@ -36,8 +39,6 @@ def figure(explanation: Explanation) -> Figure:
         InputError: matplotlib is not installed.
     """
     try:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import LinearSegmentedColormap, Normalize
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(f"figures need matplotlib ({error}): pip install 'vlcam[plot]'") from None
@@ -46,24 +47,21 @@ def figure(explanation: Explanation) -> Figure:
     columns = min(_COLUMNS, len(tiles) + 1)
     made = Figure(figsize=(_TILE * columns + 0.9, (_TILE + 0.35) * rows + 0.9), layout="constrained")
     axes = np.atleast_1d(made.subplots(rows, columns)).reshape(-1)
-    largest = max((float(np.abs(tokens).max()) for _, tokens, _ in tiles), default=1.0) or 1.0
-    signed = any(bool((tokens < 0).any()) for _, tokens, _ in tiles)
-    anchors = COLORMAPS["coolwarm" if signed else "inferno"]
-    colormap = LinearSegmentedColormap.from_list("vlcam", [tuple(c / 255 for c in anchor) for anchor in anchors])
-    scale = Normalize(-largest if signed else 0.0, largest)
     for ax in axes:
         ax.set_axis_off()
-    picture = explanation.picture()
+    colours = _colours(tiles)
+    placement = explanation.placement.scaled_down(_PIXELS)
+    picture = explanation.picture().resize(placement.original[::-1])
     axes[0].imshow(picture)
-    axes[0].set_title("image", fontsize=9)
+    axes[0].set_title("image", **_WORDS, fontsize=9)
     for ax, (title, tokens, status) in zip(axes[1:], tiles, strict=False):
         ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255)
-        _draw(ax, explanation, tokens, colormap, scale)
-        ax.set_title(title if status == "ok" else f"{title}\n({status})", fontsize=9)
-    bar = made.colorbar(ScalarMappable(scale, colormap), ax=list(axes), shrink=0.8, pad=0.01)
+        _draw(ax, to_original(tokens, placement, explanation.recipe.upsample), colours)
+        ax.set_title(title if status == "ok" else f"{title}\n({status})", **_WORDS, fontsize=9)
+    bar = made.colorbar(colours, ax=list(axes), shrink=0.8, pad=0.01)
     bar.ax.tick_params(labelsize=7)
-    bar.set_label("raw map value, one scale for all", fontsize=8)
-    made.suptitle(_title(explanation), fontsize=9, x=0.01, ha="left")
+    bar.set_label("raw map value, one scale for all", **_WORDS, fontsize=8)
+    made.suptitle(_title(explanation), **_WORDS, fontsize=9, x=0.01, ha="left")
     return made
 
 
@@ -73,10 +71,22 @@ def _tiles(explanation: Explanation) -> list[tuple[str, NDArray[np.float32], str
     return [whole, *((word.word, word.tokens, word.status) for word in explanation.word_maps)]
 
 
-def _draw(ax: Axes, explanation: Explanation, tokens: NDArray[np.float32], colormap: Any, scale: Any) -> None:
-    raw = to_original(tokens, explanation.placement, explanation.recipe.upsample)
-    strength = np.clip(np.abs(np.nan_to_num(raw)) / scale.vmax, 0, 1)
-    ax.imshow(raw, cmap=colormap, norm=scale, alpha=0.25 + 0.6 * strength)
+def _colours(tiles: list[tuple[str, NDArray[np.float32], str]]) -> ScalarMappable:
+    """One scale for all maps, up to the largest magnitude; zero is in its middle where any value is negative."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    largest = max(float(np.abs(tokens).max()) for _, tokens, _ in tiles) or 1.0
+    signed = any(bool((tokens < 0).any()) for _, tokens, _ in tiles)
+    anchors = np.array(COLORMAPS["coolwarm" if signed else "inferno"]) / 255
+    colormap = LinearSegmentedColormap.from_list("vlcam", anchors)
+    return ScalarMappable(Normalize(-largest if signed else 0.0, largest), colormap)
+
+
+def _draw(ax: Axes, raw: NDArray[np.float32], colours: ScalarMappable) -> None:
+    least, largest = colours.get_clim()
+    strength = np.clip(np.abs(np.nan_to_num(raw)) / largest, 0, 1)
+    ax.imshow(raw, cmap=colours.cmap, vmin=least, vmax=largest, alpha=0.25 + 0.6 * strength)
 
 
 def _title(explanation: Explanation) -> str:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlcam.adapter import ModelAdapter
 from vlcam.capture import Capture
@@ -24,7 +24,11 @@ _PACKAGES = ("vlcam", "torch", "transformers", "numpy", "pillow", "safetensors")
 
 
 class WeightsHash:
-    """SHA-256 over a model's parameters and buffers; computed again only when a tensor was replaced or written to."""
+    """SHA-256 over a model's `state_dict`: its parameters and persistent buffers.
+
+    Computed again only when a tensor was replaced or written to. PyTorch does not count what is written through
+    `.data`; a sample of each tensor's values finds it, if it changes one of them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         """Remember the model; nothing is computed yet."""
@@ -35,7 +39,10 @@ class WeightsHash:
     def value(self) -> str:
         """The hash, 64 hexadecimal digits."""
         tensors = self._module.state_dict(keep_vars=True)
-        state = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors.items())  # noqa: SLF001
+        state = tuple(
+            (name, tensor.data_ptr(), tensor._version, _sample(tensor))  # noqa: SLF001
+            for name, tensor in tensors.items()
+        )
         if state != self._state:
             digest = hashlib.sha256()
             for name, tensor in tensors.items():
@@ -44,6 +51,12 @@ class WeightsHash:
                 digest.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
             self._state, self._value = state, digest.hexdigest()
         return self._value
+
+
+def _sample(tensor: Tensor) -> bytes:
+    """The bytes of up to 64 evenly spaced elements."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, -(-len(flat) // 64))].cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, attention_tapped: bool) -> dict[str, Any]:
@@ -77,6 +90,7 @@ def text_record(layout: TextLayout) -> dict[str, Any]:
         "spans": [list(span) for span in layout.spans],
         "special": list(layout.special),
         "cut": list(layout.cut),
+        "cut_text": layout.cut_text,
     }
 
 

@@ -281,6 +281,10 @@ def _check_exclude(recipe: Recipe) -> None:
             f"exclude={recipe.exclude!r} with site='CROSS': a map must not depend on the texts that it shares a batch "
             "with; add 'padding'"
         )
+    if recipe.site == "CROSS" and recipe.queries == "cls" and "special_text" in recipe.exclude:
+        raise RecipeError(
+            f"queries='cls' with exclude={recipe.exclude!r}: row 0 is a special token; leave 'special_text' out"
+        )
     if recipe.site != "CROSS" and recipe.exclude != ("cls",):
         raise RecipeError(f"exclude={recipe.exclude!r} with site={recipe.site!r}: there is no text; give ('cls',)")
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from vlcam.errors import RecipeError
 from vlcam.recipe import ATTENTION_SITES, Recipe
@@ -23,16 +19,19 @@ class Selection:
     Attributes:
         rows: query rows that the main map averages; empty for token features.
         words: the words that get a map of their own; none where rows are not text.
-        weights: [1 + words, Q], each row sums to 1.
         span: the phrase's characters, if a phrase was asked for.
         dropped: what never reaches the map and why, for the record.
     """
 
     rows: tuple[int, ...]
     words: tuple[Word, ...]
-    weights: Tensor
     span: Span | None
     dropped: list[dict[str, Any]]
+
+    @property
+    def all_rows(self) -> tuple[tuple[int, ...], ...]:
+        """The rows of the main map, then those of every word."""
+        return (self.rows, *(word.tokens for word in self.words))
 
 
 def select(
@@ -56,18 +55,20 @@ def select(
         {"what": "image tokens", "tokens": list(range(prefix)), "why": "class or register token: no place on the grid"}
     ]
     if recipe.site not in ATTENTION_SITES:
-        return Selection((), (), torch.ones(1, 1, device="cpu"), None, dropped)
+        return Selection((), (), None, dropped)
     if recipe.site == "F2":
         rows = _index_list(recipe, keys) or _vision_rows(recipe, prefix, keys)
-        return Selection(rows, (), _weights([rows], keys), None, dropped)
+        return Selection(rows, (), None, dropped)
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
     special = [index for index, flag in enumerate(layout.special) if flag]
     if recipe.queries == "all" and "special_text" in recipe.exclude:
         why = "special tokens are excluded"
         dropped.append({"what": "text rows", "tokens": special, "why": why})
     rows = _index_list(recipe, len(layout.ids)) or _text_rows(recipe, layout, span)
-    words = layout.words
-    return Selection(rows, words, _weights([rows, *(word.tokens for word in words)], len(layout.ids)), span, dropped)
+    hidden = [row for row in rows if row in special] if "special_text" in recipe.exclude else []
+    if hidden:
+        raise RecipeError(f"queries={recipe.queries!r}: rows {hidden} are special tokens, which exclude leaves out")
+    return Selection(rows, layout.words, span, dropped)
 
 
 def _text_rows(recipe: Recipe, layout: TextLayout, span: Span | None) -> tuple[int, ...]:
@@ -96,12 +97,7 @@ def _index_list(recipe: Recipe, count: int) -> tuple[int, ...]:
     wrong = [index for index in recipe.queries if not -count <= index < count]
     if wrong:
         raise RecipeError(f"queries={recipe.queries!r}: there are rows 0 to {count - 1}, not {wrong}")
-    return tuple(index % count for index in recipe.queries)
-
-
-def _weights(selections: Sequence[Sequence[int]], count: int) -> Tensor:
-    # Named, because a default device of the caller would move it away from numpy's reach.
-    weights = torch.zeros(len(selections), count, device="cpu")
-    for number, rows in enumerate(selections):
-        weights[number, list(rows)] = 1 / len(rows)
-    return weights
+    found = tuple(index % count for index in recipe.queries)
+    if len(set(found)) < len(found):
+        raise RecipeError(f"queries={recipe.queries!r} are rows {found}: one is named twice")
+    return found

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from vlcam.errors import InputError, RecipeError, listing
 from vlcam.recipe import Recipe
@@ -20,8 +21,9 @@ HeadKind = Literal["binary", "cosine"]
 _READERS: dict[HeadKind, dict[str, Callable[[Tensor], Tensor]]] = {
     "binary": {
         "logit": lambda logits: logits[:, 1],
-        "probability": lambda logits: logits.softmax(-1)[:, 1],
-        "log-probability": lambda logits: logits.log_softmax(-1)[:, 1],
+        # Through the margin: a softmax loses the gradient where the model is sure.
+        "probability": lambda logits: logsigmoid(logits[:, 1] - logits[:, 0]).exp(),
+        "log-probability": lambda logits: logsigmoid(logits[:, 1] - logits[:, 0]),
         "margin": lambda logits: logits[:, 1] - logits[:, 0],
     },
     "cosine": {"cosine": lambda values: values},
@@ -91,7 +93,10 @@ def resolve(recipe: Recipe, heads: Mapping[str, HeadKind], custom: Custom | None
         _need(custom.head, heads)
         return Target(custom.head, custom.label, _checked(custom.function))
     _need(recipe.target, heads)
-    return Target(recipe.target, f"{recipe.target}_{_key(recipe.scale)}", _READERS[heads[recipe.target]][recipe.scale])
+    reader = _READERS[heads[recipe.target]][recipe.scale]
+    return Target(
+        recipe.target, f"{recipe.target}_{_key(recipe.scale)}", lambda output: reader(_at_least_float32(output))
+    )
 
 
 def read_scores(outputs: Mapping[str, Tensor], heads: Mapping[str, HeadKind], pair: int) -> dict[str, Score]:
@@ -106,8 +111,12 @@ def read_scores(outputs: Mapping[str, Tensor], heads: Mapping[str, HeadKind], pa
     for head, output in outputs.items():
         for scale, reader in _READERS[heads[head]].items():
             name = f"{head}_{_key(scale)}"
-            scores[name] = Score(name, scale, float(reader(output.detach().float())[pair]))
+            scores[name] = Score(name, scale, float(reader(_at_least_float32(output.detach()))[pair]))
     return scores
+
+
+def _at_least_float32(output: Tensor) -> Tensor:
+    return output if output.dtype == torch.float64 else output.float()
 
 
 def _key(scale: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from unicodedata import category
 
 from vlcam.errors import InputError
 
@@ -12,8 +13,10 @@ __all__ = ["TextLayout", "Word", "find_phrase", "lay_out", "phrase_spans"]
 
 Span = tuple[int, int]
 
-_LETTER = r"[\w\u0300-\u036f]"  # with the accents of decomposed letters
-_WORD = re.compile(rf"\w{_LETTER}*(?:['\u2019-]{_LETTER}+)*")
+# Accents and vowel signs that stand as characters of their own belong to the letter before them.
+_MARKS = "".join(map(chr, (code for code in range(0x300, 0x11000) if category(chr(code)).startswith("M"))))
+_LETTER = rf"[\w{_MARKS}]"
+_WORD = re.compile(rf"\w{_LETTER}*(?:['\u2019-]\w{_LETTER}*)*")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class TextLayout:
         spans: half-open character range of each token in `text`; (0, 0) for special tokens.
         special: whether each token is a special one.
         words: the words that the model read, in order; punctuation is not a word.
-        cut: the words that did not fit into the model's limit, wholly or in part.
+        cut: the words that the model did not read, or not to their end.
+        cut_text: what was cut off behind the model's limit, as typed.
     """
 
     text: str
@@ -45,7 +49,8 @@ class TextLayout:
     spans: tuple[Span, ...]
     special: tuple[bool, ...]
     words: tuple[Word, ...]
-    cut: tuple[str, ...]
+    cut: tuple[str, ...] = ()
+    cut_text: str = ""
 
     def tokens_of(self, span: Span) -> tuple[int, ...]:
         """Indices of the tokens that share a character with the span; special tokens never do."""
@@ -57,7 +62,13 @@ class TextLayout:
 
 
 def lay_out(
-    text: str, ids: Sequence[int], pieces: Sequence[str], spans: Sequence[Span], special: Sequence[bool]
+    text: str,
+    ids: Sequence[int],
+    pieces: Sequence[str],
+    spans: Sequence[Span],
+    special: Sequence[bool],
+    *,
+    truncated: bool = False,
 ) -> TextLayout:
     """Group a text's tokens into words.
 
@@ -67,20 +78,22 @@ def lay_out(
         pieces: the token of each id.
         spans: half-open character range of each token.
         special: whether each token is a special one.
+        truncated: whether the model's limit cut tokens off.
 
     Returns:
         The layout. A word of which any character lies behind the last token counts as cut.
     """
     read = max((end for (_, end), other in zip(spans, special, strict=True) if not other), default=0)
-    bare = TextLayout(text, tuple(ids), tuple(pieces), tuple(spans), tuple(special), (), ())
-    words, cut = [], []
+    bare = TextLayout(text, tuple(ids), tuple(pieces), tuple(spans), tuple(special), ())
+    words, cut, begin = [], [], read
     for match in _WORD.finditer(text):
         tokens = bare.tokens_of(match.span())
-        if match.end() > read or not tokens:
+        if not tokens or (truncated and match.end() > read):
             cut.append(match.group())
+            begin = min(begin, match.start()) if match.end() > read else begin
         else:
             words.append(Word(match.group(), match.span(), tokens))
-    return TextLayout(text, bare.ids, bare.pieces, bare.spans, bare.special, tuple(words), tuple(cut))
+    return replace(bare, words=tuple(words), cut=tuple(cut), cut_text=text[begin:].strip() if truncated else "")
 
 
 def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) -> Span:
@@ -98,6 +111,8 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
         InputError: the phrase is empty, is not in the text, stands there more than once and `occurrence` does not
             say which, or was cut off.
     """
+    if not isinstance(phrase, str) or not isinstance(occurrence, int | None):
+        raise InputError(f"phrase={phrase!r}, occurrence={occurrence!r}: give text, and a whole number")
     if not phrase.strip():
         raise InputError("phrase is empty; give words of the text")
     found = phrase_spans(layout.text, phrase)
@@ -123,5 +138,5 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
 
 def phrase_spans(text: str, phrase: str) -> list[Span]:
     """Every character range at which a phrase stands in a text, whatever its case and white space."""
-    pattern = rf"(?<!{_LETTER})" + r"\s+".join(re.escape(part) for part in phrase.split()) + rf"(?!{_LETTER})"
+    pattern = r"(?<!\w)" + r"\s+".join(re.escape(part) for part in phrase.split()) + rf"(?!{_LETTER})"
     return [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)]

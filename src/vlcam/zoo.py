@@ -51,8 +51,7 @@ def load(name: str | Path, **options: Any) -> Explainer:
     Args:
         name: an embedded model (`vlcam.models()`), a folder with a checkpoint and its processor, or the name of a
             checkpoint on the Hugging Face hub (needs a network, or the hub's cache).
-        **options: `dtype` ("float32"), `device` ("cpu"), and the model family's own; BLIP takes `first_token`
-            ("enc" or "cls"), `image_size` and `interpolate_pos_encoding`.
+        **options: `dtype` ("float32"), `device` ("cpu"), and the model family's own, which its page in the docs lists.
 
     Returns:
         The model, ready to be asked.
@@ -67,7 +66,7 @@ def load(name: str | Path, **options: Any) -> Explainer:
         config = folder / "config.json"
         if not config.is_file():
             raise UnknownNameError(f"folder {str(name)!r} has no config.json: not a checkpoint folder")
-        adapter = for_config(json.loads(config.read_text(encoding="utf-8")), str(name))
+        adapter = for_config(_read_config(config), str(name))
         _check_options(adapter, options, loading=True)
         return Explainer(adapter.load(folder, local=True, **options), str(name))
     source = str(name)
@@ -89,11 +88,25 @@ def wrap(module: nn.Module, processor: Any = None, *, name: str = "", **options:
         AdapterError: no adapter accepts it.
     """
     bare = _unwrapped(module)
-    # Where it lies on this machine is nobody's business: of a path only the last part is recorded.
-    label = name or Path(getattr(bare, "name_or_path", "")).name or type(bare).__name__
+    label = name or _public(getattr(bare, "name_or_path", "")) or type(bare).__name__
     adapter = for_module(bare)
     _check_options(adapter, options, loading=False)
     return Explainer(adapter.wrap(bare, processor, **options), label)
+
+
+def _public(name: str) -> str:
+    """A checkpoint's name as it is; of a path only its last part, for where it lies is nobody's business."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnknownNameError(f"{str(file)!r} is no checkpoint's configuration: {error}") from None
+    if not isinstance(found, dict):
+        raise UnknownNameError(f"{str(file)!r} is no checkpoint's configuration: found {type(found).__name__}")
+    return found
 
 
 def _check_options(adapter: type[ModelAdapter], options: Mapping[str, Any], *, loading: bool) -> None:
