@@ -1,7 +1,7 @@
 """Cost of explaining an ITM score with a full-size BLIP (ViT-B at 384 pixels, BERT-base, random weights).
 
-Every figure is a ratio to the model's own forward without gradient, measured in the same run: the two take turns, and
-the median over rounds is reported, because timings on a shared machine drift.
+Every figure is a ratio to the model's own forward without gradient, measured in the same run: the two take turns,
+because timings on a shared machine drift. The fastest of each is the figure least disturbed by other work.
 """
 
 from __future__ import annotations
@@ -46,30 +46,44 @@ def table(*, rounds: int, device: str) -> str:
     module, processor = full_size()
     model = vlcam.wrap(module.to(device), processor)
     pixels = torch.randn(3, SIDE, SIDE, device=device)
+    forward = _forward(module, processor, pixels)
     jobs: dict[str, Callable[[], object]] = {
+        "the forward itself, for the noise of this table": forward,
         "one caption, CROSS of one block": lambda: model.explain(pixels, CAPTION, "lavis-itm", layer=7),
         "the same, capture and backward alone": _bare(model, pixels, [CAPTION]),
+        "one caption, CROSS of one block, and every score read": lambda: dict(
+            model.explain(pixels, CAPTION, "lavis-itm", layer=7).scores
+        ),
         "ten captions, one image, CROSS of one block": lambda: model.explain(pixels, [CAPTION] * 10, layer=7),
-        "one caption, CROSS of all twelve blocks": lambda: model.explain(
+        "one caption, CROSS of the first eleven blocks": lambda: model.explain(
             pixels, CAPTION, "lavis-itm", layer=range(11), layer_rule="mean"
         ),
         "one caption, CONTEXT": lambda: model.explain(pixels, CAPTION, "context-gradcam"),
         "one caption, F1 of the last vision block": lambda: model.explain(pixels, CAPTION, "pgc-gradcam"),
     }
-    forward = _forward(module, processor, pixels)
     lines = [
+        "# What an explanation costs",
+        "",
+        "A BLIP of the released size (ViT-B at 384 pixels, BERT-base) with random weights. The unit is the model's own "
+        "forward without gradient on one caption, timed in turn with each job in the same run. Remade by "
+        "`python -m benchmarks itm --write docs/costs.md`. On a GPU: not measured.",
+        "",
         f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {_seconds(forward, device):.2f} s",
         "",
-        "| work | times the model's own forward (median, least to most) |",
-        "|---|---|",
+        "| work | times the forward beside it: median (least to most) | fastest against fastest |",
+        "|---|---|---|",
     ]
     for name, job in jobs.items():
         job()
-        ratios = []
-        for _ in range(rounds):
-            before, own, after = _seconds(forward, device), _seconds(job, device), _seconds(forward, device)
-            ratios.append(own / ((before + after) / 2))
-        lines.append(f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
+        own: list[float] = []
+        work: list[float] = []
+        for number in range(rounds):
+            turn = [(forward, own), (job, work)]
+            for run, seconds in turn if number % 2 else reversed(turn):
+                seconds.append(_seconds(run, device))
+        ratios = [w / o for w, o in zip(work, own, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| {name} | {spread} | {min(work) / min(own):.2f} |")
     return "\n".join(lines)
 
 
@@ -84,7 +98,7 @@ def _forward(module: Any, processor: Any, pixels: torch.Tensor) -> Callable[[], 
 
 
 def _bare(model: vlcam.Explainer, pixels: torch.Tensor, captions: list[str]) -> Callable[[], object]:
-    """One pass with all scores, but without preprocessing, maps and record."""
+    """One pass without preprocessing, maps and record."""
     adapter = model.adapter
     inputs = Inputs(adapter.accept_pixels(pixels[None]), adapter.prepare_texts(captions), (0,) * len(captions))
     target = resolve(named("lavis-itm").recipe, adapter.heads)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import models
 import numpy as np
 import pytest
@@ -528,3 +531,33 @@ def test_a_tokenizer_that_pads_on_the_left_does_not_shift_rows(blip):
     model = vlcam.wrap(blip, processor)
     batch = model.explain(models.pixels(), ["a dog", TEXT])
     np.testing.assert_allclose(batch[0].tokens, model.explain(models.pixels(), "a dog").tokens, atol=1e-7)
+
+
+def test_scores_of_other_heads_are_computed_once_and_only_when_read(blip, photo):
+    runs = []
+    blip.text_encoder.register_forward_hook(lambda *_: runs.append(1))
+    found = vlcam.wrap(blip, models.processor()).explain(photo, [TEXT, "a dog"])
+    assert len(runs) == 1
+    assert found[0].scores["itm_logit"].kind == "logit"
+    assert list(found[0].scores)[-1] == "contrastive_cosine"
+    assert len(runs) == 1
+    cosines = [exp.scores["contrastive_cosine"].value for exp in found]
+    assert len(runs) == 2
+    assert cosines[0] != cosines[1]
+    with pytest.raises(KeyError):
+        found[0].scores["caption"]
+
+
+def test_scores_that_were_not_read_are_not_made_up_from_other_weights(blip, photo):
+    exp = vlcam.wrap(blip, models.processor()).explain(photo, TEXT)
+    with torch.no_grad():
+        blip.text_proj.weight.mul_(2)
+    with pytest.raises(vlcam.EvidenceError, match="before the model's weights changed"):
+        exp.scores["contrastive_cosine"]
+
+
+def test_explanations_can_be_copied_and_pickled(model, photo):
+    exp = model.explain(photo, TEXT)
+    twin = pickle.loads(pickle.dumps(exp))
+    assert twin.scores == exp.scores
+    np.testing.assert_array_equal(copy.deepcopy(exp).tokens, exp.tokens)

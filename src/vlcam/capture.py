@@ -18,7 +18,7 @@ from vlcam.attention import AttentionMode
 from vlcam.errors import AdapterError, CaptureError, EvidenceError
 from vlcam.targets import Target
 
-__all__ = ["Capture", "as_found", "capture"]
+__all__ = ["Capture", "as_found", "capture", "run_heads"]
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
@@ -33,13 +33,15 @@ class Capture:
         gradients: dy/d(tensor) at each tap; None where y does not depend on the tensor at all. Empty where the
             target takes no gradient.
         target: y, [P].
-        outputs: what each of the model's heads returned.
+        outputs: what the target's head returned; `run_heads` gives the others.
+        context: the image tokens that the heads read.
     """
 
     activations: Mapping[Tap, Tensor]
     gradients: Mapping[Tap, Tensor | None]
     target: Tensor
     outputs: Mapping[str, Tensor]
+    context: Tensor
 
 
 def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: Target) -> Capture:
@@ -74,10 +76,6 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
             # A copy, so that a target that works in place cannot change the scores on record.
             outputs = {target.head: output.detach().clone()}
             y = target.read(output)
-        with torch.no_grad():
-            for name in adapter.heads:
-                if name not in outputs:
-                    outputs[name] = adapter.head(name, context.detach(), inputs).detach()
         _check_finite(y, target)
         gradients: dict[Tap, Tensor | None] = {}
         if target.differentiate:
@@ -88,8 +86,20 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
             gradients |= dict(zip(head.tensors, found, strict=True))
     activations = {tap: _spread(tensor.detach(), inputs.image_of) for tap, tensor in trunk.tensors.items()}
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
-    ordered = {name: outputs[name] for name in adapter.heads}
-    return Capture(activations, gradients, y.detach(), ordered)
+    return Capture(activations, gradients, y.detach(), outputs, context.detach())
+
+
+def run_heads(adapter: ModelAdapter, inputs: Inputs, context: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """What further heads return for the image tokens of a capture, without any gradient.
+
+    Args:
+        adapter: the model.
+        inputs: the pairs of the capture.
+        context: its image tokens.
+        names: which heads.
+    """
+    with as_found(adapter.module), torch.inference_mode(mode=False), torch.no_grad(), adapter.running():
+        return {name: adapter.head(name, context, inputs) for name in names}
 
 
 @contextmanager
@@ -103,8 +113,9 @@ def as_found(module: nn.Module) -> Iterator[None]:
     """
     with _lock_of(module):
         training = [part for part in module.modules() if part.training]
-        free = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if any(parameter.is_inference() for parameter in module.parameters()):
+        parameters = list(module.parameters())
+        free = [parameter for parameter in parameters if parameter.requires_grad]
+        if any(parameter.is_inference() for parameter in parameters):
             raise AdapterError(
                 "the model was made under torch.inference_mode(), which rules gradients out; load it outside"
             )

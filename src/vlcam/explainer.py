@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
-from vlcam.capture import Capture, capture
+from vlcam.capture import Capture, capture, run_heads
 from vlcam.catalogue import named
 from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, TokenMaps, token_maps
@@ -24,7 +25,7 @@ from vlcam.plan import Job, in_passes, plan
 from vlcam.provenance import SCHEMA, WeightsHash, model_record, run_record, text_record, versions
 from vlcam.recipe import ATTENTION_SITES, Recipe
 from vlcam.rows import Selection, select
-from vlcam.targets import Custom, Score, read_scores, resolve
+from vlcam.targets import Custom, Scores, resolve
 
 __all__ = ["Explainer"]
 
@@ -187,11 +188,25 @@ class Explainer:
             pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             found = capture(self.adapter, pairs.inputs, [], target)
-        scores = [self._scores(found, pair) for pair in range(len(pairs.inputs.image_of))]
+        scores = [dict(each) for each in self._scores(pairs, found)]
         return scores if pairs.many else scores[0]
 
-    def _scores(self, found: Capture, pair: int) -> dict[str, Score]:
-        return read_scores(found.outputs, self.adapter.heads, pair)
+    def _scores(self, pairs: Pairs, found: Capture) -> list[Scores]:
+        """The scores of every pair; the first that is asked for another head's runs it for all of them."""
+        adapter, weights, inputs, context = self.adapter, self._weights, pairs.inputs, found.context
+        others = [head for head in adapter.heads if head not in found.outputs]
+        state = weights.value()
+
+        @cache
+        def fetch() -> dict[str, Tensor]:
+            if weights.value() != state:
+                raise EvidenceError(
+                    f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
+                )
+            with self._own_conditions():
+                return run_heads(adapter, inputs, context, others)
+
+        return [Scores(adapter.heads, pair, found.outputs, fetch) for pair in range(len(inputs.image_of))]
 
     @contextmanager
     def _own_conditions(self) -> Iterator[None]:
@@ -208,9 +223,10 @@ class Explainer:
             for indices in in_passes(jobs):
                 taps = dict.fromkeys(tap for index in indices for tap in jobs[index].taps)
                 found = capture(self.adapter, pairs.inputs, list(taps), jobs[indices[0]].target)
+                scores = self._scores(pairs, found)
                 for index in indices:
                     made = [
-                        self._one(jobs[index], pairs, found, pair, selection)
+                        self._one(jobs[index], pairs, found, pair, selection, scores[pair])
                         for pair, selection in enumerate(selections[index])
                     ]
                     results[index] = made if pairs.many else made[0]
@@ -224,7 +240,9 @@ class Explainer:
             for layout in layouts
         ]
 
-    def _one(self, job: Job, pairs: Pairs, found: Capture, pair: int, selection: Selection) -> Explanation:
+    def _one(
+        self, job: Job, pairs: Pairs, found: Capture, pair: int, selection: Selection, scores: Scores
+    ) -> Explanation:
         inputs = pairs.inputs
         grid, prefix = inputs.images.grid, self.adapter.prefix
         attention = job.recipe.site in ATTENTION_SITES
@@ -248,7 +266,7 @@ class Explainer:
                 "versions": dict(versions()),
                 "seed": None,
             },
-            scores=self._scores(found, pair),
+            scores=scores,
             status=made.statuses[0],
             image=picture,
             placement=inputs.images.placements[image],

@@ -56,7 +56,8 @@ class Explanation:
         tokens: float32 [h, w], the map on the token grid, raw: signed if the recipe is, before normalisation.
         recipe: every choice.
         provenance: image, text, model, run and versions as JSON values; see `docs/provenance.md`.
-        scores: every score that the model offers for this image and text, by name.
+        scores: every score that the model offers for this image and text, by name; those of heads that the map did
+            not need are computed when first read.
         status: `ok`, or why there is nothing to draw: `constant`, `no positive evidence` (a ReLU removed all),
             `zero gradient` (words only; for the main map this is an error).
         image: the image as the user sees it, RGB; None where it came from a file that does not carry it.

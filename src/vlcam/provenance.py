@@ -34,7 +34,7 @@ class WeightsHash:
         """Remember the model; nothing is computed yet."""
         self._module = module
         self._state: tuple[object, ...] = ()
-        self._value = ""
+        self.latest = ""
 
     def value(self) -> str:
         """The hash, 64 hexadecimal digits."""
@@ -49,14 +49,16 @@ class WeightsHash:
                 plain = tensor.detach().cpu().contiguous()
                 digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\0".encode())
                 digest.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
-            self._state, self._value = state, digest.hexdigest()
-        return self._value
+            self._state, self.latest = state, digest.hexdigest()
+        return self.latest
 
 
 def _sample(tensor: Tensor) -> bytes:
-    """The bytes of up to 64 evenly spaced elements."""
+    """The bytes of up to 8 evenly spaced elements; the device's memory is not copied as a whole."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, -(-len(flat) // 64))].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    few = flat[:: max(1, -(-len(flat) // 8))].cpu()
+    plain = few.view(torch.int16) if few.dtype == torch.bfloat16 else few  # numpy knows no bfloat16
+    return plain.numpy().tobytes()
 
 
 def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, attention_tapped: bool) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, atte
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "library": adapter.library,
         "adapter": f"{type(adapter).__module__}.{type(adapter).__qualname__}",
-        "weights_sha256": weights.value(),
+        "weights_sha256": weights.latest or weights.value(),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": str(parameter.device),
         "attention": {

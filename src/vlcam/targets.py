@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from vlcam.errors import InputError, RecipeError, listing
 from vlcam.recipe import Recipe
 
-__all__ = ["Custom", "HeadKind", "Score", "Target", "read_scores", "resolve"]
+__all__ = ["Custom", "HeadKind", "Score", "Scores", "Target", "resolve"]
 
 HeadKind = Literal["binary", "cosine"]
 """What a head returns for P pairs: `binary`, logits [P, 2] of (no match, match); `cosine`, values [P] in -1..1."""
@@ -99,20 +99,53 @@ def resolve(recipe: Recipe, heads: Mapping[str, HeadKind], custom: Custom | None
     )
 
 
-def read_scores(outputs: Mapping[str, Tensor], heads: Mapping[str, HeadKind], pair: int) -> dict[str, Score]:
-    """Every score of one pair by name.
+class Scores(Mapping[str, Score]):
+    """Every score of one pair by name. Those of heads that the map did not need are computed when first read."""
 
-    Args:
-        outputs: what each head returned for all pairs.
-        heads: the kind of each head.
-        pair: index of the pair.
-    """
-    scores = {}
-    for head, output in outputs.items():
-        for scale, reader in _READERS[heads[head]].items():
-            name = f"{head}_{_key(scale)}"
-            scores[name] = Score(name, scale, float(reader(_at_least_float32(output.detach()))[pair]))
-    return scores
+    def __init__(
+        self,
+        heads: Mapping[str, HeadKind],
+        pair: int,
+        known: Mapping[str, Tensor],
+        fetch: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        """Hold the outputs [P, ...] of some heads, and how to get those of the others."""
+        self._scores = {name: score for head in known for name, score in _read(head, heads[head], known[head], pair)}
+        self._names = {f"{head}_{_key(scale)}": head for head, kind in heads.items() for scale in _READERS[kind]}
+        self._heads, self._pair = heads, pair
+        self._fetch: Callable[[], Mapping[str, Tensor]] | None = fetch
+
+    def __getitem__(self, name: str) -> Score:
+        """The score of that name."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._scores and self._fetch is not None:
+            for head, output in self._fetch().items():
+                self._scores |= dict(_read(head, self._heads[head], output, self._pair))
+            self._fetch = None  # and with it the tensors that it holds
+        return self._scores[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of the model's heads."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many scores there are."""
+        return len(self._names)
+
+    def __reduce__(self) -> tuple[type[dict[str, Score]], tuple[dict[str, Score]]]:
+        """Copies and pickles hold the numbers, not the model."""
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        """Like a dict's."""
+        return repr(dict(self))
+
+
+def _read(head: str, kind: HeadKind, output: Tensor, pair: int) -> Iterator[tuple[str, Score]]:
+    for scale, reader in _READERS[kind].items():
+        name = f"{head}_{_key(scale)}"
+        yield name, Score(name, scale, float(reader(_at_least_float32(output.detach()))[pair]))
 
 
 def _at_least_float32(output: Tensor) -> Tensor:
