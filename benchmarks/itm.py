@@ -1,6 +1,6 @@
 """Cost of explaining an ITM score with a full-size BLIP (ViT-B at 384 pixels, BERT-base, random weights).
 
-Every figure is a ratio to the model's own forward without gradient, measured in the same run: the two take turns,
+Every figure is a ratio to the model's own forward without gradient, measured in the same run: all jobs take turns,
 because timings on a shared machine drift. The fastest of each is the figure least disturbed by other work.
 """
 
@@ -48,7 +48,8 @@ def table(*, rounds: int, device: str) -> str:
     pixels = torch.randn(3, SIDE, SIDE, device=device)
     forward = _forward(module, processor, pixels)
     jobs: dict[str, Callable[[], object]] = {
-        "the forward itself, for the noise of this table": forward,
+        "the model's own forward": forward,
+        "the same once more, for the noise of this table": forward,
         "one caption, CROSS of one block": lambda: model.explain(pixels, CAPTION, "lavis-itm", layer=7),
         "the same, capture and backward alone": _bare(model, pixels, [CAPTION]),
         "one caption, CROSS of one block, and every score read": lambda: dict(
@@ -61,30 +62,35 @@ def table(*, rounds: int, device: str) -> str:
         "one caption, CONTEXT": lambda: model.explain(pixels, CAPTION, "context-gradcam"),
         "one caption, F1 of the last vision block": lambda: model.explain(pixels, CAPTION, "pgc-gradcam"),
     }
+    seconds = _in_turn(jobs, rounds, device)
+    own = seconds[next(iter(jobs))]
     lines = [
         "# What an explanation costs",
         "",
         "A BLIP of the released size (ViT-B at 384 pixels, BERT-base) with random weights. The unit is the model's own "
-        "forward without gradient on one caption, timed in turn with each job in the same run. Remade by "
+        "forward without gradient on one caption. All jobs take turns, in alternating order. Remade by "
         "`python -m benchmarks itm --write docs/costs.md`. On a GPU: not measured.",
         "",
-        f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {_seconds(forward, device):.2f} s",
+        f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {min(own):.2f} s",
         "",
-        "| work | times the forward beside it: median (least to most) | fastest against fastest |",
+        "| work | median against median | fastest against fastest |",
         "|---|---|---|",
     ]
-    for name, job in jobs.items():
-        job()
-        own: list[float] = []
-        work: list[float] = []
-        for number in range(rounds):
-            turn = [(forward, own), (job, work)]
-            for run, seconds in turn if number % 2 else reversed(turn):
-                seconds.append(_seconds(run, device))
-        ratios = [w / o for w, o in zip(work, own, strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append(f"| {name} | {spread} | {min(work) / min(own):.2f} |")
+    for name, work in seconds.items():
+        median = statistics.median(work) / statistics.median(own)
+        lines.append(f"| {name} | {median:.2f} | {min(work) / min(own):.2f} |")
     return "\n".join(lines)
+
+
+def _in_turn(jobs: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list[float]]:
+    """Seconds of every job in every round, after one that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds + 1):
+        for name in jobs if number % 2 else reversed(jobs):
+            took = _seconds(jobs[name], device)
+            if number:
+                found[name].append(took)
+    return found
 
 
 def _forward(module: Any, processor: Any, pixels: torch.Tensor) -> Callable[[], object]:

@@ -149,14 +149,14 @@ class _Taps:
         self._differentiate = differentiate
         self._cleanup = ExitStack()
         self._mode = AttentionMode(self._take)
+        self._inside = ExitStack()  # holds the mode while a tapped attention module runs, and only then
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
         with self._cleanup:  # undone at once if a hook cannot be set
             for tap, reading in self._readings.items():
                 self._attach(tap, reading)
-            if any(reading.how == "attention" for reading in self._readings.values()):
-                self._cleanup.enter_context(self._mode)
+            self._cleanup.callback(self._inside.close)
             self._cleanup = self._cleanup.pop_all()
         return self
 
@@ -188,6 +188,8 @@ class _Taps:
         self, tap: Tap, reading: Reading, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         if reading.how == "attention":
+            if not self._mode.stack:
+                self._inside.enter_context(self._mode)
             self._mode.stack.append(tap)
             return None
         if reading.how == "input":
@@ -197,6 +199,8 @@ class _Taps:
     def _leave_module(self, tap: Tap, reading: Reading, output: Any) -> Any:
         if reading.how == "attention":
             self._mode.stack.pop()
+            if not self._mode.stack:
+                self._inside.close()
             return None
         if isinstance(output, Tensor):
             return self._take(tap, output)
