@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, overload
 
@@ -28,6 +28,14 @@ from vlcam.rows import Selection, select
 from vlcam.targets import Custom, Scores, resolve
 
 __all__ = ["Explainer"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """What one pass gave, and the hash of the weights that it ran with."""
+
+    found: Capture
+    weights: str
 
 
 class Explainer:
@@ -188,25 +196,25 @@ class Explainer:
             pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             found = capture(self.adapter, pairs.inputs, [], target)
-        scores = [dict(each) for each in self._scores(pairs, found)]
+        scores = [dict(each) for each in self._scores(pairs, _Pass(found, self._weights.value()))]
         return scores if pairs.many else scores[0]
 
-    def _scores(self, pairs: Pairs, found: Capture) -> list[Scores]:
+    def _scores(self, pairs: Pairs, seen: _Pass) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
-        adapter, weights, inputs, context = self.adapter, self._weights, pairs.inputs, found.context
-        others = [head for head in adapter.heads if head not in found.outputs]
-        state = weights.value()
+        adapter, inputs, known, context = self.adapter, pairs.inputs, seen.found.outputs, seen.found.context
+        others = [head for head in adapter.heads if head not in known]
+        weights = seen.weights
 
         @cache
         def fetch() -> dict[str, Tensor]:
-            if weights.value() != state:
+            if self._weights.value() != weights:
                 raise EvidenceError(
                     f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
                 )
             with self._own_conditions():
                 return run_heads(adapter, inputs, context, others)
 
-        return [Scores(adapter.heads, pair, found.outputs, fetch) for pair in range(len(inputs.image_of))]
+        return [Scores(adapter.heads, pair, known, fetch) for pair in range(len(inputs.image_of))]
 
     @contextmanager
     def _own_conditions(self) -> Iterator[None]:
@@ -223,10 +231,11 @@ class Explainer:
             for indices in in_passes(jobs):
                 taps = dict.fromkeys(tap for index in indices for tap in jobs[index].taps)
                 found = capture(self.adapter, pairs.inputs, list(taps), jobs[indices[0]].target)
-                scores = self._scores(pairs, found)
+                seen = _Pass(found, self._weights.value())
+                scores = self._scores(pairs, seen)
                 for index in indices:
                     made = [
-                        self._one(jobs[index], pairs, found, pair, selection, scores[pair])
+                        self._one(jobs[index], pairs, seen, pair, selection, scores[pair])
                         for pair, selection in enumerate(selections[index])
                     ]
                     results[index] = made if pairs.many else made[0]
@@ -240,10 +249,8 @@ class Explainer:
             for layout in layouts
         ]
 
-    def _one(
-        self, job: Job, pairs: Pairs, found: Capture, pair: int, selection: Selection, scores: Scores
-    ) -> Explanation:
-        inputs = pairs.inputs
+    def _one(self, job: Job, pairs: Pairs, seen: _Pass, pair: int, selection: Selection, scores: Scores) -> Explanation:
+        inputs, found = pairs.inputs, seen.found
         grid, prefix = inputs.images.grid, self.adapter.prefix
         attention = job.recipe.site in ATTENTION_SITES
         check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], prefix, grid)
@@ -261,7 +268,7 @@ class Explainer:
                 "schema": SCHEMA,
                 "image": image_record,
                 "text": text_record(inputs.texts.layouts[pair]),
-                "model": model_record(self.adapter, self.name, self._weights, attention_tapped=attention),
+                "model": model_record(self.adapter, self.name, seen.weights, attention_tapped=attention),
                 "run": run_record(self.adapter, job, found, pair, selection, grid),
                 "versions": dict(versions()),
                 "seed": None,

@@ -34,7 +34,7 @@ class WeightsHash:
         """Remember the model; nothing is computed yet."""
         self._module = module
         self._state: tuple[object, ...] = ()
-        self.latest = ""
+        self._latest = ""
 
     def value(self) -> str:
         """The hash, 64 hexadecimal digits."""
@@ -49,8 +49,8 @@ class WeightsHash:
                 plain = tensor.detach().cpu().contiguous()
                 digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\0".encode())
                 digest.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
-            self._state, self.latest = state, digest.hexdigest()
-        return self.latest
+            self._state, self._latest = state, digest.hexdigest()
+        return self._latest
 
 
 def _sample(tensor: Tensor) -> bytes:
@@ -61,7 +61,7 @@ def _sample(tensor: Tensor) -> bytes:
     return plain.numpy().tobytes()
 
 
-def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, attention_tapped: bool) -> dict[str, Any]:
+def model_record(adapter: ModelAdapter, name: str, weights_sha256: str, *, attention_tapped: bool) -> dict[str, Any]:
     """What model ran, and how."""
     parameter = next(adapter.module.parameters())
     kind = type(adapter.module)
@@ -70,7 +70,7 @@ def model_record(adapter: ModelAdapter, name: str, weights: WeightsHash, *, atte
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "library": adapter.library,
         "adapter": f"{type(adapter).__module__}.{type(adapter).__qualname__}",
-        "weights_sha256": weights.latest or weights.value(),
+        "weights_sha256": weights_sha256,
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": str(parameter.device),
         "attention": {
