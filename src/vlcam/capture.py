@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vlcam.adapter import Inputs, ModelAdapter
 from vlcam.anatomy import Reading, Tap
 from vlcam.attention import AttentionMode
-from vlcam.errors import AdapterError, CaptureError, EvidenceError
+from vlcam.errors import AdapterError, CaptureError, EvidenceError, listing
 from vlcam.targets import Target
 
 __all__ = ["Capture", "as_found", "capture", "run_heads"]
@@ -194,6 +194,8 @@ class _Taps:
             return None
         if reading.how == "input":
             return (self._take(tap, args[0]), *args[1:]), kwargs
+        if reading.keyword not in kwargs:
+            raise CaptureError(f"{tap}: the module was called without {reading.keyword!r}; it got {listing(kwargs)}")
         return args, kwargs | {reading.keyword: self._take(tap, kwargs[reading.keyword])}
 
     def _leave_module(self, tap: Tap, reading: Reading, output: Any) -> Any:
