@@ -13,6 +13,10 @@ from PIL import Image
 from torch import nn
 
 import vlcam
+from vlcam.capture import Capture
+from vlcam.evidence import token_maps
+from vlcam.plan import plan
+from vlcam.rows import Selection
 
 TEXT = "a red circle and a blue dog"
 
@@ -290,14 +294,22 @@ def test_margin_and_log_probability_differ_by_one_positive_factor(model, photo):
     np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-3)
 
 
-def test_a_map_without_positive_evidence_says_so_and_the_signed_one_is_negative(model, photo):
-    # Attention to a key minus its own gradient sign: the negated target turns positive evidence negative.
-    positive = model.explain(photo, TEXT, relu="none", heads="sum")
-    assert positive.status == "ok"
-    assert positive.tokens.min() < 0
+@pytest.mark.parametrize(("relu", "status"), [("map", "no positive evidence"), ("none", "ok")])
+def test_a_map_that_the_relu_empties_says_so_and_the_signed_one_is_negative(model, relu, status):
+    job = plan(model.adapter, "pgc-gradcam", {"relu": relu})
+    features = torch.arange(1.0, 18.0)[None, :, None].expand(1, 17, 12)
+    found = Capture(
+        {job.taps[0]: features}, {job.taps[0]: -torch.ones(1, 17, 12)}, torch.zeros(1), {}, torch.zeros(1, 17, 12)
+    )
+    made = token_maps(job, found, 0, Selection((), (), None, []), prefix=1)
+    assert made.statuses == (status,)
+    assert (made.values.max() == 0) if relu == "map" else (made.values.max() < 0)
+
+
+def test_evidence_for_a_score_and_for_its_opposite_never_share_a_cell(model, photo):
     exp = model.explain(photo, TEXT, "pgc-gradcam", layer=0)
     flipped = model.explain(photo, TEXT, "pgc-gradcam", layer=0, target=lambda logits: -logits[:, 1])
-    assert (exp.tokens > 0).any() or (flipped.tokens > 0).any()
+    assert (exp.tokens > 0).any()
     np.testing.assert_array_equal((exp.tokens > 0) & (flipped.tokens > 0), False)
 
 
