@@ -37,7 +37,7 @@ docs: $(READY) ## remake the measured tables and run the notebooks
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 	$(BIN)/python docs/run_notebooks.py
 
-train: $(READY) ## train the embedded model from its seed, about an hour on two cores
+train: $(READY) ## train the embedded model from its seed, about forty minutes on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
 	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
 
