@@ -173,7 +173,7 @@ def test_the_last_block_has_no_gradient_on_words_and_says_which_has(model, photo
 def test_a_word_without_gradient_says_so_instead_of_showing_a_map(model, photo):
     exp = model.explain(photo, TEXT, layer=-1, queries="cls", exclude=("cls", "padding"))
     assert exp.words["red"].status == "zero gradient"
-    with pytest.raises(vlcam.EvidenceError, match="does not depend on these rows"):
+    with pytest.raises(vlcam.EvidenceError, match="does not depend on these tokens"):
         exp.words["red"].overlay()
 
 

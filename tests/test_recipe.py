@@ -364,7 +364,7 @@ def test_the_formula_follows_the_choice(base, changes, line):
     ],
 )
 def test_a_published_block_is_carried_to_the_same_relative_depth(name, depth, layers):
-    fitted, _ = recipes()[name].fitted(depth)
+    fitted, _ = recipes()[name].at_depth(depth)
     assert fitted == recipes()[name].recipe.replace(layers=layers)
     assert fitted.name == name
 
@@ -372,14 +372,14 @@ def test_a_published_block_is_carried_to_the_same_relative_depth(name, depth, la
 @pytest.mark.parametrize("name", ["lavis-itm", "albef-itm", "attention-cross"])
 @pytest.mark.parametrize("depth", range(2, 40))
 def test_a_carried_block_is_never_the_last(name, depth):
-    fitted, _ = recipes()[name].fitted(depth)
+    fitted, _ = recipes()[name].at_depth(depth)
     assert all(0 <= layer < depth - 1 for layer in fitted.layers)
 
 
 def test_the_rule_says_whether_the_block_was_carried():
-    assert recipes()["lavis-itm"].fitted(12)[1] == "as published"
-    assert recipes()["pgc-gradcam"].fitted(3)[1] == "as published"
-    carried = recipes()["lavis-itm"].fitted(3)[1]
+    assert recipes()["lavis-itm"].at_depth(12)[1] == "as published"
+    assert recipes()["pgc-gradcam"].at_depth(3)[1] == "as published"
+    carried = recipes()["lavis-itm"].at_depth(3)[1]
     assert carried == "published on block [6] of 12; same relative depth of 3 blocks"
 
 

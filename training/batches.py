@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import IterableDataset
 
@@ -37,10 +38,12 @@ class Sample:
     wrong: int
 
 
-def pixels(image: Image.Image, side: int) -> torch.Tensor:
-    """The image as BLIP's processor makes it: bicubic resize to a square, scaled to 0..1, normalised."""
+def pixels(
+    image: Image.Image, side: int, mean: NDArray[np.float32] = MEAN, std: NDArray[np.float32] = STD
+) -> torch.Tensor:
+    """The image as a processor makes it (BLIP's by default): bicubic resize to a square, scaled to 0..1, normalised."""
     array = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC), np.float32) / 255
-    return torch.from_numpy(((array - MEAN) / STD).transpose(2, 0, 1).copy())
+    return torch.from_numpy(((array - mean) / std).transpose(2, 0, 1).copy())
 
 
 def patch_cover(scene: scenes.Scene, grid: int) -> torch.Tensor:

@@ -13,16 +13,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModelForImageClassification
+
 import vlcam
 from benchmarks import pointing
+from training import maps
 from vlcam import scenes
 
 log = logging.getLogger("training")
 
 EMBEDDED = Path(vlcam.__file__).parent / "embedded"
 SHIPPED = ("config.json", "model.safetensors", "processor_config.json", "tokenizer.json", "tokenizer_config.json")
+SHIPPED_CLASSIFIER = ("config.json", "model.safetensors", "preprocessor_config.json")
 CARD = Path(__file__).with_name("card.md")
+CARD_CLASSIFIER = Path(__file__).with_name("card_classifier.md")
 HELD_OUT = 200
+SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier"}
+CLASSIFIER_WORDS = {
+    "vit": {
+        "head": "the head reads [CLS]",
+        "looker": "[CLS]",
+        "dimmed": "[CLS] saw that share of them, in all blocks; in a share of {late} of the scenes it saw no patch "
+        "before some block, drawn at random.",
+        "reading": "in the row of [CLS]",
+    },
+    "beit": {
+        "head": "relative positions, layer scale; the head reads the mean of the patches",
+        "looker": "the mean of the patches",
+        "dimmed": "Half of the share was that of its patches in the mean, half that of attention to them in the last "
+        "blocks.",
+        "reading": "as the mean of the patches' rows",
+    },
+}
 KINDS: tuple[scenes.Mismatch, ...] = ("attribute", "object", "binding")
 
 
@@ -74,6 +96,52 @@ def card(name: str, figures: dict[str, Any]) -> str:
     )
 
 
+def publish_classifier(run: Path, name: str) -> None:
+    """Copy, measure in plain torch, and write `figures.json` and the model card of an image classifier."""
+    folder = EMBEDDED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED_CLASSIFIER:
+        shutil.copyfile(run / file, folder / file)
+    net = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+    lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
+    figures = {
+        "summary": f"{SHORT[net.config.model_type]}, trained on scenes of coloured shapes: 'red circle', 'blue square'",
+        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "objects": sum(len(s.objects) for s in held_out)},
+        **maps.measure(net, held_out),
+        "chance": round(pointing.chance(held_out), 3),
+        "bytes": sum((folder / file).stat().st_size for file in SHIPPED_CLASSIFIER),
+        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
+        "log_end": next(line for line in reversed(lines) if line.startswith("step")),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card_classifier(name, figures, net.config), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
+    """The model card of an image classifier, Markdown, from the measured figures."""
+    boxes = figures["pointing_game_box"]
+    rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
+    differs = {key: text.format(**figures["plan"]) for key, text in CLASSIFIER_WORDS[config.model_type].items()}
+    plain = {
+        key: figures[key] for key in ("topk_recall", "object_recall", "probability_of_present", "chance", "log_end")
+    }
+    return CARD_CLASSIFIER.read_text(encoding="utf-8").format(
+        **figures["plan"],
+        **plain,
+        **differs,
+        name=name,
+        architecture=config.architectures[0],
+        classes=config.num_labels,
+        megabytes=figures["bytes"] / 1e6,
+        scenes=figures["held_out"]["scenes"],
+        held_out_seed=figures["held_out"]["seed"],
+        objects=figures["held_out"]["objects"],
+        pointing_rows="\n".join(rows),
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -81,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    publish(given.run, given.name)
+    plan = json.loads((given.run / "plan.json").read_text(encoding="utf-8"))
+    (publish_classifier if "model" in plan else publish)(given.run, given.name)
 
 
 if __name__ == "__main__":

@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import BlipForImageTextRetrieval, BlipProcessor
 
-from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
+from vlcam.adapter import Inputs, ModelAdapter, Prefix, PreparedImages, PreparedTexts
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError, InputError
-from vlcam.geometry import Placement
 from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
-from vlcam_adapters.hf_loading import cast, check_complete, loading, placed
-from vlcam_adapters.hf_processing import checked_ids, image_steps, resize_target, spelt_back, tokenised
+from vlcam_adapters.classifier import ImageSizes, given_pixels, on_model, pair
+from vlcam_adapters.hf_loading import load_model, loading, placed
+from vlcam_adapters.hf_processing import checked_ids, framing, processed, spelt_back, tokenised
 
 FirstToken = Literal["enc", "cls"]
 
 # Released checkpoints embed [DEC] and [ENC] behind the tokenizer's own tokens; some pad the table to a round number.
 _SPARE_IDS = 128
+_INTERPOLATE = "load it with interpolate_pos_encoding=True to interpolate its positions, which is then on record"
 _POST_NORM = "the text blocks are post-norm: attention and FFN read the residual stream, not a LayerNorm of their own"
 
 
@@ -45,7 +46,7 @@ class BlipItmHF(ModelAdapter):
 
     library = "transformers"
     architectures: ClassVar[tuple[str, ...]] = ("BlipForImageTextRetrieval",)
-    prefix = 1
+    prefix: tuple[Prefix, ...] = ("cls",)
     heads: Mapping[str, HeadKind] = MappingProxyType({"itm": "binary", "contrastive": "cosine"})
     module: BlipForImageTextRetrieval
 
@@ -77,14 +78,15 @@ class BlipItmHF(ModelAdapter):
             raise AdapterError(f"first_token={first_token!r}: choose from 'enc', 'cls'")
         self._first_token = first_token
         self._interpolate = interpolate_pos_encoding
-        self._size = resize_target(self._image_processor, image_size)
+        self._frame = framing(self._image_processor, image_size)
         self._own_size = image_size is not None
-        trained = module.config.vision_config.image_size
-        self._trained: tuple[int, ...] = (trained, trained) if isinstance(trained, int) else tuple(trained)
-        self._patch = int(module.config.vision_config.patch_size)
+        vision = module.config.vision_config
+        self._sizes = ImageSizes(
+            pair(vision.patch_size), pair(vision.image_size), interpolate_pos_encoding, _INTERPOLATE
+        )
         self._check_vocabulary()
         self._encode_id = self._find_encode_id()
-        self._check_size(self._size)
+        self._sizes.check(self._frame.size)
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
@@ -109,10 +111,7 @@ class BlipItmHF(ModelAdapter):
     ) -> Self:
         """Load a checkpoint and its processor to `device` in `dtype`; the other options as in the constructor."""
         with loading(source):
-            module, info = BlipForImageTextRetrieval.from_pretrained(
-                source, local_files_only=local, dtype=cast(dtype), output_loading_info=True
-            )
-            check_complete(source, info)
+            module = load_model(BlipForImageTextRetrieval, source, local=local, dtype=dtype)
             # Pillow resizes as the original preprocessing did, and needs no torchvision.
             processor = BlipProcessor.from_pretrained(source, local_files_only=local, backend="pil")
         return cls(placed(module, device).eval(), processor, **options)
@@ -121,7 +120,7 @@ class BlipItmHF(ModelAdapter):
     def anatomy(self) -> Anatomy:
         """Two streams: `vision`, pre-norm, and `fusion`, the text encoder with cross-attention."""
         vision, text = self.module.config.vision_config, self.module.config.text_config
-        rows, columns = self._size[0] // self._patch, self._size[1] // self._patch
+        rows, columns = self._sizes.grid(self._frame.size)
         streams = (
             StreamAnatomy(
                 "vision",
@@ -156,7 +155,7 @@ class BlipItmHF(ModelAdapter):
         """First token, image size and position interpolation."""
         return {
             "first_token": self._first_token,
-            "image_size": list(self._size) if self._own_size else None,
+            "image_size": list(self._frame.size) if self._own_size else None,
             "interpolate_pos_encoding": self._interpolate,
         }
 
@@ -167,14 +166,13 @@ class BlipItmHF(ModelAdapter):
 
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the model's own image processor."""
-        size = {"height": self._size[0], "width": self._size[1]}
-        made = self._image_processor(images=[image.rgb for image in images], size=size, return_tensors="np")
-        steps = image_steps(self._image_processor, self._size) + self._position_steps(self._size)
+        pixels, placements, steps = processed(self._image_processor, self._frame, images)
+        more = self._sizes.steps(self._frame.size)
         return PreparedImages(
-            self._placed(torch.from_numpy(made["pixel_values"])),
-            tuple(Placement.squashed(image.size, self._size) for image in images),
-            (steps,) * len(images),
-            (self._size[0] // self._patch, self._size[1] // self._patch),
+            on_model(self.module, pixels),
+            placements,
+            tuple((*own, *more) for own in steps),
+            self._sizes.grid(self._frame.size),
         )
 
     def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
@@ -183,15 +181,7 @@ class BlipItmHF(ModelAdapter):
         Raises:
             InputError: a size that the model cannot take as it is.
         """
-        height, width = pixel_values.shape[-2:]
-        self._check_size((height, width))
-        steps = ({"step": "given_preprocessed", "size": [height, width]}, *self._position_steps((height, width)))
-        return PreparedImages(
-            self._placed(pixel_values),
-            (Placement.squashed((height, width), (height, width)),) * len(pixel_values),
-            (steps,) * len(pixel_values),
-            (height // self._patch, width // self._patch),
-        )
+        return given_pixels(self.module, self._sizes, pixel_values)
 
     def prepare_texts(self, texts: Sequence[str]) -> PreparedTexts:
         """Tokenise with padding; text beyond the position table is cut off and listed."""
@@ -237,18 +227,18 @@ class BlipItmHF(ModelAdapter):
         tokens: Tensor = made.last_hidden_state
         return tokens
 
-    def head(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """`itm`: logits [P, 2] of (no match, match). `contrastive`: cosine [P] of the two projections."""
-        ids, mask = inputs.texts.tensors["input_ids"], inputs.texts.tensors["attention_mask"]
+        ids, mask = _tensors(inputs)
         encoder, module, opened = self.module.text_encoder, self.module, ids.clone()
         if name == "itm":
             opened[:, 0] = self._opening[1]
-            fused = encoder(input_ids=opened, attention_mask=mask, encoder_hidden_states=tokens).last_hidden_state
+            fused = encoder(input_ids=opened, attention_mask=mask, encoder_hidden_states=shared).last_hidden_state
             logits: Tensor = module.itm_head(fused[:, 0])
             return logits
         opened[:, 0] = self._tokenizer.cls_token_id
         plain = encoder(input_ids=opened, attention_mask=mask).last_hidden_state[:, 0]
-        image = normalize(module.vision_proj(tokens[:, 0]), dim=-1)
+        image = normalize(module.vision_proj(shared[:, 0]), dim=-1)
         return (image * normalize(module.text_proj(plain), dim=-1)).sum(-1)
 
     @contextmanager
@@ -290,29 +280,15 @@ class BlipItmHF(ModelAdapter):
                 "tokenizer's file missing?"
             )
 
-    def _check_size(self, size: tuple[int, ...]) -> None:
-        if any(side % self._patch for side in size):
-            raise InputError(
-                f"image size {tuple(size)}: height and width must be multiples of the patch, {self._patch}"
-            )
-        if tuple(size) != self._trained and not self._interpolate:
-            raise InputError(
-                f"image size {tuple(size)}: the model was trained at {self._trained}; load it with "
-                "interpolate_pos_encoding=True to interpolate its positions, which is then on record"
-            )
-
-    def _position_steps(self, size: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
-        if tuple(size) == self._trained:
-            return ()
-        return ({"step": "interpolate_positions", "trained": list(self._trained), "used": list(size)},)
-
-    def _placed(self, pixel_values: Tensor) -> Tensor:
-        parameter = next(self.module.parameters())
-        return pixel_values.to(parameter.device, parameter.dtype)
-
     def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = next(self.module.parameters()).device
         return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _tensors(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    if inputs.texts is None:
+        raise InputError("BLIP scores an image with a text, but no text was given")
+    return inputs.texts.tensors["input_ids"], inputs.texts.tensors["attention_mask"]
 
 
 def _vision_block(layer: Any) -> Block:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ def loading(source: str | Path) -> Iterator[None]:
     logging.set_verbosity_error()  # missing weights are an error here, not a table on the terminal
     try:
         yield
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         if isinstance(error, (AdapterError, UnknownNameError)):
             raise
         raise AdapterError(f"{str(source)!r} cannot be loaded: {str(error).splitlines()[0]}") from None
@@ -41,16 +41,28 @@ def loading(source: str | Path) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_complete(source: str | Path, info: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that leaves weights at random: their explanations would be of nothing.
+def load_model(kind: Any, source: str | Path, *, local: bool, dtype: str) -> Any:
+    """A model of that class with the checkpoint's weights, every one of them; use inside `loading`.
 
     Raises:
-        AdapterError: weights are missing or of another shape.
+        AdapterError: weights are missing or of another shape; their explanations would be of nothing.
+        UnknownNameError: an unknown dtype.
     """
-    lacking = [*info.get("missing_keys", ()), *(str(item) for item in info.get("mismatched_keys", ()))]
+    # With ignored sizes transformers reports weights of another shape like missing ones, and we refuse both by name.
+    module, info = kind.from_pretrained(
+        source, local_files_only=local, dtype=cast(dtype), output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    lacking = [*info.get("missing_keys", ()), *(_spelt(item) for item in info.get("mismatched_keys", ()))]
     if lacking:
         shown = ", ".join(sorted(lacking)[:5])
         raise AdapterError(f"{str(source)!r} lacks {len(lacking)} of the model's weights: {shown}")
+    return module
+
+
+def _spelt(mismatch: Any) -> str:
+    """A weight of another shape: its name, the shape in the checkpoint, and the model's."""
+    name, found, wanted = mismatch
+    return f"{name} (has shape {tuple(found)}, not {tuple(wanted)})"
 
 
 def placed(module: Model, device: str) -> Model:

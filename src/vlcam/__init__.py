@@ -23,6 +23,7 @@ from vlcam.errors import (
 )
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation
+from vlcam.grid import all_recipes
 from vlcam.recipe import Recipe
 from vlcam.verification import Verification
 from vlcam.wording import describe, formula, summary
@@ -51,6 +52,7 @@ __all__ = [
     "Verification",
     "VlcamError",
     "__version__",
+    "all_recipes",
     "describe",
     "formula",
     "load",

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from vlcam.anatomy import Anatomy
-from vlcam.errors import AdapterError, listing
+from vlcam.errors import AdapterError, RecipeError, listing
 from vlcam.geometry import Placement
 from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
@@ -28,6 +29,7 @@ __all__ = [
     "AdapterWarning",
     "Inputs",
     "ModelAdapter",
+    "Prefix",
     "PreparedImages",
     "PreparedTexts",
     "adapters",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 GROUP = "vlcam.adapters"
+
+Prefix = Literal["cls", "distillation", "register"]
 
 
 class AdapterWarning(UserWarning):
@@ -69,10 +73,13 @@ class PreparedTexts:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """P image-text pairs: I images, P texts, and for each pair the index of its image."""
+    """P pairs of an image and a question: I images, for each pair the index of its image, and P texts if any.
+
+    For a model that takes no text the question is a class, which only the target knows, and `texts` is None.
+    """
 
     images: PreparedImages
-    texts: PreparedTexts
+    texts: PreparedTexts | None
     image_of: tuple[int, ...]
 
 
@@ -82,21 +89,32 @@ class ModelAdapter(ABC):
     Attributes:
         library: the package that the model class comes from.
         architectures: names in a checkpoint's `config.json` that this adapter can load.
+        takes_text: whether a question to the model is a text; otherwise it is a class.
         module: the model.
-        prefix: image tokens before the patches (class token, registers).
+        prefix: names of the image tokens before the patches, in order: `cls`, `distillation`, `register`.
+        reads: which image tokens the heads read: the class token, or the patches where they are pooled instead.
         heads: the scores that the model offers, by target name, with the kind of tensor that each returns.
+        labels: names of the classes that a head of the kind `classes` tells apart; empty where they have none.
     """
 
     library: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]] = ()
+    takes_text: ClassVar[bool] = True
     module: nn.Module
-    prefix: int
+    prefix: tuple[Prefix, ...]
+    reads: Literal["cls", "patches"] = "cls"
     heads: Mapping[str, HeadKind]
+    labels: Sequence[str] = ()
 
     @classmethod
     @abstractmethod
     def accepts(cls, module: nn.Module) -> bool:
         """Whether the module is of this family."""
+
+    @classmethod
+    def loads(cls, config: Mapping[str, Any]) -> bool:
+        """Whether `load` can load a checkpoint with this `config.json`."""
+        return bool(set(cls.architectures) & set(config.get("architectures") or ()))
 
     @classmethod
     @abstractmethod
@@ -131,13 +149,13 @@ class ModelAdapter(ABC):
     def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
         """Take pixels [I, 3, H, W] that are already preprocessed; refuse sizes that the model cannot take."""
 
-    @abstractmethod
     def prepare_texts(self, texts: Sequence[str]) -> PreparedTexts:
-        """Tokenise; what does not fit is cut off and listed in the layouts."""
+        """Tokenise; what does not fit is cut off and listed in the layouts. Needed where the model takes text."""
+        raise NotImplementedError
 
-    @abstractmethod
     def accept_ids(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
-        """Take token ids [P, T] that are already made; the text is spelt back from them."""
+        """Take token ids [P, T] that are already made, and spell the text back. Needed where the model takes text."""
+        raise NotImplementedError
 
     @abstractmethod
     def display(self, pixel_values: Tensor) -> Tensor:
@@ -145,34 +163,71 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def trunk(self, inputs: Inputs) -> Tensor:
-        """Run what comes before image and text meet: image tokens [I, prefix + h * w, D]."""
+        """Run what every question about an image shares, [I, ...].
+
+        With text, all before image and text meet: image tokens [I, prefix + h * w, D]. A classifier runs as a whole:
+        class logits [I, classes].
+        """
 
     @abstractmethod
-    def head(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
-        """Score P pairs with one head from image tokens [P, prefix + h * w, D]."""
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
+        """Answer P questions with one head from the trunk's rows, [P, ...]; a classifier hands its logits through."""
+
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
+        """Return what one head gives if it reads a block's output tokens [I, N, D], averaged over all N, at once.
+
+        For `gradient_path="block"` (LeGrad). The final norm and the head are the model's own.
+
+        Raises:
+            RecipeError: this family has no such reading.
+        """
+        del tokens, inputs
+        raise RecipeError(
+            f"gradient_path='block': {type(self).__name__} does not say how target {name!r} is read from the tokens "
+            "of a block; use gradient_path='full'"
+        )
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether the family says how the tokens of a block are read; see `read_block`."""
+        return type(self).read_block is not ModelAdapter.read_block
 
     def running(self) -> AbstractContextManager[Any]:
         """What must be changed on the model while it runs; the context manager puts it back."""
         return nullcontext()
 
 
-@cache
-def adapters() -> tuple[type[ModelAdapter], ...]:
-    """Every adapter class that installed packages offer under the entry-point group `vlcam.adapters`.
+def adapters(*, for_: nn.Module | None = None) -> tuple[type[ModelAdapter], ...]:
+    """The adapter classes that installed packages offer under the entry-point group `vlcam.adapters`.
 
-    Those of vlcam itself come first, so that no other package replaces one by accident.
+    Those of vlcam itself come first, so that no other package replaces one by accident. An entry point may name, as
+    its extra, the package that its models come from; the adapter is then left alone where that package is not
+    installed.
+
+    Args:
+        for_: only those that may know this model: an entry whose extra is not among the packages of the model's
+            class and its bases is not even imported.
     """
-    found = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (_package(entry) != "vlcam", entry.name)):
-        try:
-            found.append(entry.load())
-        except ImportError as error:
-            warnings.warn(
-                f"adapter {entry.name!r} of package {_package(entry)!r} was left out: {error}",
-                AdapterWarning,
-                stacklevel=2,
-            )
-    return tuple(found)
+    roots = {kind.__module__.partition(".")[0] for kind in type(for_).__mro__} if for_ is not None else None
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: (_package(entry) != "vlcam", entry.name))
+    wanted = [entry for entry in entries if roots is None or not entry.extras or roots & set(entry.extras)]
+    return tuple(found for entry in wanted if (found := _loaded(entry)) is not None)
+
+
+@cache
+def _loaded(entry: EntryPoint) -> type[ModelAdapter] | None:
+    if any(find_spec(package) is None for package in entry.extras):
+        return None
+    try:
+        found: type[ModelAdapter] = entry.load()
+    except ImportError as error:
+        warnings.warn(
+            f"adapter {entry.name!r} of package {_package(entry)!r} was left out: {error}",
+            AdapterWarning,
+            stacklevel=3,
+        )
+        return None
+    return found
 
 
 def for_module(module: nn.Module) -> type[ModelAdapter]:
@@ -181,7 +236,7 @@ def for_module(module: nn.Module) -> type[ModelAdapter]:
     Raises:
         AdapterError: none does.
     """
-    for adapter in adapters():
+    for adapter in adapters(for_=module):
         if adapter.accepts(module):
             return adapter
     raise AdapterError(
@@ -196,16 +251,16 @@ def for_config(config: Mapping[str, Any], source: str) -> type[ModelAdapter]:
     Raises:
         AdapterError: none does.
     """
-    architectures = config.get("architectures") or []
     for adapter in adapters():
-        if set(adapter.architectures) & set(architectures):
+        if adapter.loads(config):
             return adapter
+    architectures = config.get("architectures") or [config.get("architecture", "no named architecture")]
     raise AdapterError(f"{source!r} is a checkpoint of {listing(architectures)}, which no adapter loads; {_known()}")
 
 
 def _known() -> str:
-    names = [name for adapter in adapters() for name in adapter.architectures]
-    return f"adapters exist for {listing(names)}"
+    names = [f"{adapter.__name__} ({', '.join(adapter.architectures)})" for adapter in adapters()]
+    return f"looked for: {'; '.join(names) or 'nothing, no adapter is installed'}"
 
 
 def _package(entry: EntryPoint) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -14,17 +14,22 @@ from torch import nn
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.recipe import Layers
 
-__all__ = ["Anatomy", "Block", "Reading", "StreamAnatomy", "Tap", "block_numbers"]
+__all__ = ["SCORES", "Anatomy", "Block", "Inside", "Reading", "StreamAnatomy", "Tap", "block_numbers"]
 
-How = Literal["output", "input", "keyword", "attention"]
+Inside = Literal["attention", "scores", "heads"]
+How = Inside | Literal["output", "input", "keyword"]
+
+SCORES = "F2_SCORES"
+"""The scores before the softmax of F2: no site of a recipe, but tapped where a recipe needs them besides F2."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
     """How a tensor is reached.
 
-    At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument, or the `attention`
-    probabilities that the module computes inside.
+    At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument; or inside an
+    attention module: its `attention` probabilities, the `scores` that their softmax takes (which the engine reads
+    wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates before it projects them.
     """
 
     module: nn.Module
@@ -82,6 +87,8 @@ class StreamAnatomy:
         block = self.blocks[layer]
         if site in block.sites:
             return block.sites[site]
+        if site == SCORES and "F2" in block.sites:
+            return replace(block.sites["F2"], how="scores")
         why = block.lacks.get(site, "the model does not have it")
         raise UnknownNameError(
             f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}"

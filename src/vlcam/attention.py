@@ -1,4 +1,4 @@
-"""Attention probabilities with their gradient, from inside modules that never return them.
+"""Attention with its gradient, from inside modules that never return it.
 
 While a tapped attention module runs, a `TorchFunctionMode` watches for softmax and writes fused attention out as the
 explicit softmax that it stands for. It is local to the thread, needs no flag of the model, and leaves every other
@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, scaled_dot_product_attention, softmax
+from torch.nn.functional import dropout, linear, multi_head_attention_forward, scaled_dot_product_attention, softmax
 from torch.overrides import TorchFunctionMode
 
-from vlcam.anatomy import Tap
+from vlcam.anatomy import Inside, Tap
+from vlcam.errors import CaptureError
 
 __all__ = ["AttentionMode"]
 
@@ -26,13 +27,16 @@ _SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
 
 
 class AttentionMode(TorchFunctionMode):
-    """Hands the probabilities of the attention modules on `stack` to `take`, and computes on with what it returns."""
+    """Hands what is tapped inside the attention module on `stack` to `take`, and computes on with what it returns.
+
+    An entry of the stack says, for one module that runs, which tap reads its scores, its probabilities, its heads.
+    """
 
     def __init__(self, take: Take) -> None:
         """Start with no module on the stack."""
         super().__init__()
         self._take = take
-        self.stack: list[Tap] = []
+        self.stack: list[Mapping[Inside, Tap]] = []
 
     def __torch_function__(
         self,
@@ -45,10 +49,19 @@ class AttentionMode(TorchFunctionMode):
         given = dict(kwargs or {})
         if self.stack:
             if func in _SOFTMAX:
-                return self._take(self.stack[-1], func(*args, **given))
+                return self._softmax(func, *args, **given)
             if func is scaled_dot_product_attention:
                 return self._explicit(*args, **given)
+            if func is multi_head_attention_forward:
+                return self._multi_head(*args, **given)
         return func(*args, **given)
+
+    def _tap(self, what: Inside, tensor: Tensor) -> Tensor:
+        tap = self.stack[-1].get(what)
+        return tensor if tap is None else self._take(tap, tensor)
+
+    def _softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **given: Any) -> Tensor:
+        return self._tap("attention", func(self._tap("scores", scores), *args, **given))
 
     def _explicit(
         self,
@@ -72,8 +85,92 @@ class AttentionMode(TorchFunctionMode):
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
+        scores = self._tap("scores", scores)
         # A row whose keys are all masked gives zeros in the fused kernel, and would give NaN in a plain softmax.
         nowhere = scores.isneginf().all(-1, keepdim=True)
         plain = scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
-        probabilities = self._take(self.stack[-1], plain)
+        return dropout(self._tap("attention", plain), dropout_p, training=dropout_p > 0) @ value
+
+    def _multi_head(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`nn.MultiheadAttention` in its documented meaning; tokens come first, [tokens, batch, width]."""
+        del is_causal  # a hint: the mask is always given with it
+        if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
+            raise CaptureError(
+                f"{next(iter(self.stack[-1].values()))}: nn.MultiheadAttention with bias_k, bias_v, add_zero_attn or "
+                "static keys adds a key that is no token; such a module cannot be tapped"
+            )
+        weights = (
+            (q_proj_weight, k_proj_weight, v_proj_weight)
+            if use_separate_proj_weight
+            else torch.as_tensor(in_proj_weight).chunk(3)
+        )
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        batched = query.ndim == 3
+        sources = [each if batched else each.unsqueeze(1) for each in (query, key, value)]
+        heads = [
+            linear(source, torch.as_tensor(weight), bias)
+            .view(*source.shape[:2], num_heads, embed_dim_to_check // num_heads)
+            .permute(1, 2, 0, 3)
+            for source, weight, bias in zip(sources, weights, biases, strict=True)
+        ]
+        seen: list[Tensor] = []
+        mask = _added_mask(attn_mask, key_padding_mask, heads[0])
+        mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen)
+        joined = self._tap("heads", mixed.permute(0, 2, 1, 3).flatten(2))
+        projected = linear(joined.transpose(0, 1), out_proj_weight, out_proj_bias)
+        returned = seen[0].mean(1) if average_attn_weights else seen[0]
+        if not batched:
+            projected, returned = projected.squeeze(1), returned.squeeze(0)
+        return projected, returned if need_weights else None
+
+    def _attend(self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor]) -> Tensor:
+        query, key, value = heads
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+        scores = self._tap("scores", scores if mask is None else scores + mask)
+        probabilities = self._tap("attention", scores.softmax(-1))
+        seen.append(probabilities)
         return dropout(probabilities, dropout_p, training=dropout_p > 0) @ value
+
+
+def _added_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """Both masks of `nn.MultiheadAttention` as one that is added to scores [B, H, Q, K]; True hides a key there."""
+    masks = []
+    if attn_mask is not None:
+        by_head = attn_mask.ndim == 3
+        masks.append(attn_mask.view(*query.shape[:2], *attn_mask.shape[1:]) if by_head else attn_mask)
+    if key_padding_mask is not None:
+        masks.append(key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1]))
+    added = [
+        torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(mask, -math.inf)
+        if mask.dtype == torch.bool
+        else mask
+        for mask in masks
+    ]
+    return None if not added else added[0] if len(added) == 1 else added[0] + added[1]

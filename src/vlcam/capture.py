@@ -6,16 +6,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, ModelAdapter
-from vlcam.anatomy import Reading, Tap
-from vlcam.attention import AttentionMode
-from vlcam.errors import AdapterError, CaptureError, EvidenceError, listing
+from vlcam.anatomy import Tap
+from vlcam.errors import AdapterError, EvidenceError
+from vlcam.taps import Taps, attention_detached
 from vlcam.targets import Target
 
 __all__ = ["Capture", "as_found", "capture", "run_heads"]
@@ -44,8 +43,10 @@ class Capture:
     context: Tensor
 
 
-def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: Target) -> Capture:
-    """Run the model once and read the taps.
+def capture(
+    adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targets: Sequence[Target], *, direct: bool = False
+) -> tuple[Capture, ...]:
+    """Run the model once, read the taps, and differentiate each target.
 
     The graph begins at the earliest tap; all before it runs without one. Parameters are frozen for the pass. The
     trunk runs once per image; its gradients for several texts of one image are drawn from that one run.
@@ -54,39 +55,52 @@ def capture(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: 
         adapter: the model.
         inputs: P pairs.
         taps: what to read.
-        target: what to differentiate.
+        targets: what to differentiate, one or more of one head.
+        direct: whether the inputs of attention are detached in the streams of the taps, so that gradients pass through
+            residual connections and FFNs only.
+
+    Returns:
+        What each target gave, in order; the activations are shared.
 
     Raises:
         CaptureError: a tap was not reached, or reached twice.
-        EvidenceError: the target is not finite.
+        EvidenceError: a target is not finite.
+        RecipeError: a gradient path that the model does not have.
     """
-    streams = adapter.anatomy.streams
-    readings = {tap: streams[tap.stream].reading(tap.layer, tap.site) for tap in taps}
+    streams, name = adapter.anatomy.streams, targets[0].head
+    differentiate = any(target.differentiate for target in targets)
+    wanted = dict.fromkeys([*taps, *_block_outputs(taps, targets)])
+    readings = {tap: streams[tap.stream].reading(tap.layer, tap.site) for tap in wanted}
     early = {tap: reading for tap, reading in readings.items() if streams[tap.stream].trunk}
     late = {tap: reading for tap, reading in readings.items() if tap not in early}
-    with as_found(adapter.module), torch.inference_mode(mode=False), torch.no_grad(), adapter.running():
-        with _Taps(early, differentiate=target.differentiate) as trunk:
-            tokens = adapter.trunk(inputs)
-        with torch.no_grad(), _Taps(late, differentiate=target.differentiate) as head:
-            context = _spread(tokens.detach(), inputs.image_of)
-            if early and target.differentiate:
+    with ExitStack() as stack:
+        stack.enter_context(as_found(adapter.module))
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(adapter.running())
+        if direct:
+            stack.enter_context(attention_detached([streams[each] for each in dict.fromkeys(t.stream for t in taps)]))
+        with Taps(early, differentiate=differentiate) as trunk:
+            shared = adapter.trunk(inputs)
+        with torch.no_grad(), Taps(late, differentiate=differentiate) as head:
+            context = _spread(shared.detach(), inputs.image_of)
+            if early and differentiate:
                 context = context.contiguous().requires_grad_()
                 torch.set_grad_enabled(True)
-            output = adapter.head(target.head, context, inputs)
-            # A copy, so that a target that works in place cannot change the scores on record.
-            outputs = {target.head: output.detach().clone()}
-            y = target.read(output)
-        _check_finite(y, target)
-        gradients: dict[Tap, Tensor | None] = {}
-        if target.differentiate:
-            wanted = [*head.tensors.values(), *([context] if early else [])]
-            found = list(_gradients(y, wanted))
-            if early:
-                gradients |= _trunk_gradients(tokens, trunk.tensors, found.pop(), inputs.image_of)
-            gradients |= dict(zip(head.tensors, found, strict=True))
+            output = adapter.head(name, context, inputs)
+            # Each target reads a copy: one that works in place must not change what others read.
+            scalars = [target.read(output.clone()) for target in targets]
+        run = _Run(adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors)
+        gradients = []
+        for number, (target, y) in enumerate(zip(targets, scalars, strict=True)):
+            _check_finite(y, target)
+            gradients.append(run.gradients(target, y, last=number == len(targets) - 1))
     activations = {tap: _spread(tensor.detach(), inputs.image_of) for tap, tensor in trunk.tensors.items()}
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
-    return Capture(activations, gradients, y.detach(), outputs, context.detach())
+    return tuple(
+        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach())
+        for found, y in zip(gradients, scalars, strict=True)
+    )
 
 
 def run_heads(adapter: ModelAdapter, inputs: Inputs, context: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
@@ -137,93 +151,77 @@ def _lock_of(module: nn.Module) -> threading.RLock:
         return _LOCKS.setdefault(module, threading.RLock())
 
 
-class _Taps:
-    """Hooks at the taps; holds what they saw. Leaving the context removes every one of them.
+def _block_outputs(taps: Sequence[Tap], targets: Sequence[Target]) -> list[Tap]:
+    """What a target that is read at each block needs besides: the output of every block that is tapped."""
+    if all(target.path != "block" for target in targets):
+        return []
+    return [Tap(tap.stream, tap.layer, "F6") for tap in taps]
 
-    Hooks fire for every thread that runs the module; these act only in the thread that set them.
-    """
 
-    def __init__(self, readings: Mapping[Tap, Reading], *, differentiate: bool) -> None:
-        self.tensors: dict[Tap, Tensor] = {}
-        self._readings = readings
-        self._differentiate = differentiate
-        self._cleanup = ExitStack()
-        self._mode = AttentionMode(self._take)
-        self._inside = ExitStack()  # holds the mode while a tapped attention module runs, and only then
-        self._thread = threading.get_ident()
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run of the model that can be differentiated; `context` is None where nothing in the trunk is tapped."""
 
-    def __enter__(self) -> Self:
-        with self._cleanup:  # undone at once if a hook cannot be set
-            for tap, reading in self._readings.items():
-                self._attach(tap, reading)
-            self._cleanup.callback(self._inside.close)
-            self._cleanup = self._cleanup.pop_all()
-        return self
+    adapter: ModelAdapter
+    inputs: Inputs
+    shared: Tensor
+    context: Tensor | None
+    early: Mapping[Tap, Tensor]
+    late: Mapping[Tap, Tensor]
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._cleanup.close()
-        missed = [tap for tap in self._readings if tap not in self.tensors]
-        if kind is None and missed:
-            raise CaptureError(
-                f"{', '.join(map(str, missed))} was not reached: the target's pass does not run it, or the model "
-                "calls forward() directly or runs a compiled copy"
-            )
+    def gradients(self, target: Target, y: Tensor, *, last: bool) -> dict[Tap, Tensor | None]:
+        """dy/d(tensor) at every tap, one row per pair; the graph is kept unless this is the last target."""
+        if not target.differentiate:
+            return {}
+        if target.path == "block":
+            return self._of_blocks(target)
+        wanted = [*self.late.values(), *([] if self.context is None else [self.context])]
+        found = list(_gradients(y, wanted, keep=not last))
+        made: dict[Tap, Tensor | None] = {}
+        if self.context is not None:
+            made |= self._through(self.shared, self.early, found.pop(), last=last)
+        return made | dict(zip(self.late, found, strict=True))
 
-    def _attach(self, tap: Tap, reading: Reading) -> None:
-        def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-            return self._enter_module(tap, reading, args, kwargs) if self._is_mine() else None
+    def _of_blocks(self, target: Target) -> dict[Tap, Tensor | None]:
+        """Each block's own output is read by the head, and differentiated by what is tapped in that block."""
+        made: dict[Tap, Tensor | None] = {}
+        for output, tokens in self.early.items():
+            inside = {t: x for t, x in self.early.items() if t.site != "F6" and t.layer == output.layer}
+            if output.site != "F6" or not inside:
+                continue
+            with torch.enable_grad():
+                scores = self.adapter.read_block(target.head, tokens, self.inputs)
+                read = _spread(scores.detach(), self.inputs.image_of).contiguous().requires_grad_()
+                y = target.read(read)
+            _check_finite(y, target)
+            (upstream,) = _gradients(y, [read])
+            made |= self._through(scores, inside, upstream, last=False)
+        return made
 
-        def after(_: nn.Module, __: Any, output: Any) -> Any:
-            return self._leave_module(tap, reading, output) if self._is_mine() else None
-
-        if reading.how != "output":
-            self._cleanup.callback(reading.module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        if reading.how in ("output", "attention"):
-            self._cleanup.callback(reading.module.register_forward_hook(after).remove)
-
-    def _is_mine(self) -> bool:
-        return threading.get_ident() == self._thread
-
-    def _enter_module(
-        self, tap: Tap, reading: Reading, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]] | None:
-        if reading.how == "attention":
-            if not self._mode.stack:
-                self._inside.enter_context(self._mode)
-            self._mode.stack.append(tap)
-            return None
-        if reading.how == "input":
-            return (self._take(tap, args[0]), *args[1:]), kwargs
-        if reading.keyword not in kwargs:
-            raise CaptureError(f"{tap}: the module was called without {reading.keyword!r}; it got {listing(kwargs)}")
-        return args, kwargs | {reading.keyword: self._take(tap, kwargs[reading.keyword])}
-
-    def _leave_module(self, tap: Tap, reading: Reading, output: Any) -> Any:
-        if reading.how == "attention":
-            self._mode.stack.pop()
-            if not self._mode.stack:
-                self._inside.close()
-            return None
-        if isinstance(output, Tensor):
-            return self._take(tap, output)
-        if isinstance(output, tuple) and isinstance(output[0], Tensor):
-            return (self._take(tap, output[0]), *output[1:])
-        raise CaptureError(
-            f"{tap}: the module returned {type(output).__name__}, not a tensor or a tuple that begins so"
-        )
-
-    def _take(self, tap: Tap, tensor: Tensor) -> Tensor:
-        if tap in self.tensors:
-            raise CaptureError(f"{tap} was reached twice in one pass: it is not clear which of the two is meant")
-        if self._differentiate:
-            if tensor.requires_grad:
-                # A copy of its own, so that a tensor which several blocks read has one gradient per block.
-                tensor = tensor.view_as(tensor)
-            else:
-                tensor = tensor.detach().requires_grad_()
-                torch.set_grad_enabled(True)
-        self.tensors[tap] = tensor
-        return tensor
+    def _through(
+        self, end: Tensor, tapped: Mapping[Tap, Tensor], upstream: Tensor | None, *, last: bool
+    ) -> dict[Tap, Tensor | None]:
+        """Carry each pair's gradient from rows per image to the taps before; pairs of one image take turns."""
+        image_of = self.inputs.image_of
+        if upstream is None or not end.requires_grad:
+            return dict.fromkeys(tapped)
+        rounds = _rounds(image_of)
+        if len(rounds) == 1 and list(image_of) == list(range(len(end))):  # a row per pair already
+            found = torch.autograd.grad(end, list(tapped.values()), upstream, retain_graph=not last, allow_unused=True)
+            return dict(zip(tapped, found, strict=True))
+        rows: dict[Tap, dict[int, Tensor]] = {tap: {} for tap in tapped}
+        for number, pairs in enumerate(rounds):
+            weights = torch.zeros_like(end)
+            for pair in pairs:
+                weights[image_of[pair]] = upstream[pair]
+            keep = not last or number < len(rounds) - 1
+            found = torch.autograd.grad(end, list(tapped.values()), weights, retain_graph=keep, allow_unused=True)
+            for tap, gradient in zip(tapped, found, strict=True):
+                if gradient is not None:
+                    rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
+        return {
+            tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()
+        }
 
 
 def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:
@@ -235,33 +233,11 @@ def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:
     return tensor[list(image_of)]
 
 
-def _gradients(y: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _gradients(y: Tensor, tensors: Sequence[Tensor], *, keep: bool = False) -> Sequence[Tensor | None]:
     if not tensors or not y.requires_grad:
         return [None] * len(tensors)
     # Pairs do not influence each other, so the gradient of their sum holds each pair's own.
-    return torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
-
-
-def _trunk_gradients(
-    tokens: Tensor, tapped: Mapping[Tap, Tensor], upstream: Tensor | None, image_of: Sequence[int]
-) -> dict[Tap, Tensor | None]:
-    """Carry each pair's gradient from the trunk's output to its taps; pairs of one image take turns."""
-    if upstream is None:
-        return dict.fromkeys(tapped)
-    rounds = _rounds(image_of)
-    rows: dict[Tap, dict[int, Tensor]] = {tap: {} for tap in tapped}
-    for number, pairs in enumerate(rounds):
-        weights = torch.zeros_like(tokens)
-        for pair in pairs:
-            weights[image_of[pair]] = upstream[pair]
-        last = number == len(rounds) - 1
-        found = torch.autograd.grad(tokens, list(tapped.values()), weights, retain_graph=not last, allow_unused=True)
-        for tap, gradient in zip(tapped, found, strict=True):
-            if gradient is not None:
-                rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
-    return {
-        tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()
-    }
+    return torch.autograd.grad(y, tensors, torch.ones_like(y), retain_graph=keep, allow_unused=True)
 
 
 def _rounds(image_of: Sequence[int]) -> list[list[int]]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from vlcam.errors import UnknownNameError, listing
-from vlcam.recipe import Recipe
+from vlcam.recipe import SCALES, Recipe
 
-__all__ = ["Entry", "named", "recipes"]
+if TYPE_CHECKING:
+    from vlcam.adapter import ModelAdapter
+    from vlcam.targets import HeadKind
+
+__all__ = ["Entry", "default", "named", "recipes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +35,7 @@ class Entry:
     depth: int
     notes: str
 
-    def fitted(self, depth: int) -> tuple[Recipe, str]:
+    def at_depth(self, depth: int) -> tuple[Recipe, str]:
         """Return the recipe for a stream of `depth` blocks, and a sentence that says how its layers were found.
 
         A published index b of n blocks stands for the same relative depth: floor(b (depth - 1) / (n - 1)).
@@ -41,7 +46,39 @@ class Entry:
         rule = f"published on block {list(self.recipe.layers)} of {self.depth}; same relative depth of {depth} blocks"
         return self.recipe.replace(layers=layers), rule
 
+    def fitted(self, depth: int, adapter: ModelAdapter) -> tuple[Recipe, dict[str, str]]:
+        """Return the recipe for a model, and for every choice that depends on it a sentence: how it was found.
 
+        Layers as in `at_depth`. A score that the model does not offer is replaced by its first one, on the scale of the
+        same name if that has it. The class token is replaced by the patches in a model whose heads read those.
+
+        Args:
+            depth: number of blocks of the stream.
+            adapter: the model.
+        """
+        recipe, layers = self.at_depth(depth)
+        heads, rules = adapter.heads, {"layers": layers, "target": "as published", "tokens": "as published"}
+        if recipe.target not in (*heads, "none"):
+            head = next(iter(heads))
+            scale = recipe.scale if recipe.scale in SCALES[head] else SCALES[head][0]
+            rules["target"] = f"published for {recipe.target} ({recipe.scale}); this model offers {listing(heads)}"
+            recipe = recipe.replace(target=head, scale=scale)
+        by_class_token = [f for f in ("queries", "gradient_tokens") if getattr(recipe, f) == "cls"]
+        if by_class_token and recipe.stream == "vision" and adapter.reads == "patches":
+            rules["tokens"] = f"published for the class token; this model's heads read the patches: {by_class_token[0]}"
+            recipe = recipe.replace(**dict.fromkeys(by_class_token, "patches"))
+        return recipe, rules
+
+
+def default(heads: Mapping[str, HeadKind]) -> str:
+    """The recipe that is used where none is named: the published one of the model's kind."""
+    return "lavis-itm" if "itm" in heads else "pgc-gradcam"
+
+
+_GRADCAM = (
+    "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra. Grad-CAM: Visual Explanations from Deep Networks via "
+    "Gradient-based Localization. ICCV 2017"
+)
 _BLIP = (
     "Li, Li, Xiong, Hoi. BLIP: Bootstrapping Language-Image Pre-training for Unified Vision-Language "
     "Understanding and Generation. ICML 2022"
@@ -50,85 +87,377 @@ _ALBEF = (
     "Li, Selvaraju, Gotmare, Joty, Xiong, Hoi. Align before Fuse: Vision and Language Representation Learning "
     "with Momentum Distillation. NeurIPS 2021"
 )
-_GRADCAM = (
-    "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra. Grad-CAM: Visual Explanations from Deep Networks via "
-    "Gradient-based Localization. ICCV 2017"
+_PLUS_PLUS = (
+    "Chattopadhay, Sarkar, Howlader, Balasubramanian. Grad-CAM++: Generalized Gradient-based Visual Explanations for "
+    "Deep Convolutional Networks. WACV 2018"
+)
+_XGRADCAM = (
+    "Fu, Hu, Dong, Guo, Gao, Li. Axiom-based Grad-CAM: Towards Accurate Visualization and Explanation of CNNs. "
+    "BMVC 2020"
+)
+_HIRESCAM = (
+    "Draelos, Carin. Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks. "
+    "arXiv:2011.08891, 2020"
+)
+_LAYERCAM = (
+    "Jiang, Zhang, Hou, Cheng, Wei. LayerCAM: Exploring Hierarchical Class Activation Maps for Localization. "
+    "IEEE Transactions on Image Processing 2021"
+)
+_EIGENCAM = "Muhammad, Yeasin. Eigen-CAM: Class Activation Map using Principal Components. IJCNN 2020"
+_PGC = "Gildenblat and contributors. pytorch-grad-cam. 2021"
+_FINERCAM = (
+    "Zhang, Gu, Lee, Berger-Wolf, Chao. Finer-CAM: Spotting the Difference Reveals Finer Details for Visual "
+    "Explanation. CVPR 2025"
+)
+_GSCORECAM = "Chen, Li, Biaz, Bui, Nguyen. gScoreCAM: What Objects Is CLIP Looking At? ACCV 2022"
+_GRADECLIP = "Zhao, Wang, Zeng, Zhao, Chan. Gradient-based Visual Explanation for Transformer-based CLIP. ICML 2024"
+_ROLLOUT = "Abnar, Zuidema. Quantifying Attention Flow in Transformers. ACL 2020"
+_VIT_EXPLAIN = "Gildenblat. Exploring Explainability for Vision Transformers (vit-explain). 2020"
+_CHEFER_LRP = "Chefer, Gur, Wolf. Transformer Interpretability Beyond Attention Visualization. CVPR 2021"
+_CHEFER = (
+    "Chefer, Gur, Wolf. Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder "
+    "Transformers. ICCV 2021"
+)
+_AGCAM = (
+    "Leem, Seo. Attention Guided CAM: Visual Explanations of Vision Transformer Guided by Self-Attention. AAAI 2024"
+)
+_LEGRAD = "Bousselham, Boggust, Chaybouti, Strobelt, Kuehne. LeGrad: An Explainability Method for ViTs. ICCV 2025"
+_GRADSAM = (
+    "Barkan, Hauon, Caciularu, Katz, Malkiel, Armstrong, Koenigstein. Grad-SAM: Explaining Transformers via Gradient "
+    "Self-Attention Maps. CIKM 2021"
 )
 
-_LAVIS = Recipe(
+_FEATURES = Recipe(
+    name="pgc-gradcam",
+    site="F1",
+    stream="vision",
+    layers="last",
+    target="class",
+    scale="logit",
+    gradient_path="full",
+    gradient_tokens="patches",
+    queries="none",
+    map_axis="none",
+    exclude=("cls",),
+    weighting="gradcam",
+    relu="map",
+    heads="none",
+    layer_rule="single",
+    discard=0.0,
+    departures=(),
+    reshape="raster",
+    upsample="bilinear",
+    normalize="minmax",
+)
+_ATTENTION = _FEATURES.replace(
+    name="raw-attention",
+    site="F2",
+    target="none",
+    scale="none",
+    gradient_path="none",
+    gradient_tokens="none",
+    queries="cls",
+    map_axis="keys",
+    weighting="attention",
+    relu="none",
+    heads="mean",
+)
+_WEIGHTED = _ATTENTION.replace(
+    target="class", scale="logit", gradient_path="full", weighting="attention*gradient", relu="before_heads"
+)
+_LAVIS = _WEIGHTED.replace(
     name="lavis-itm",
     site="CROSS",
     stream="fusion",
     layers=(6,),
     target="itm",
-    scale="logit",
-    gradient_tokens="none",
     queries="all",
     exclude=("cls", "special_text", "padding"),
-    weighting="attention*gradient",
     relu="gradient",
-    heads="mean",
-    layer_rule="single",
-    reshape="raster",
-    upsample="bilinear",
-    normalize="minmax",
-)
-_FEATURES = _LAVIS.replace(
-    name="pgc-gradcam",
-    site="F1",
-    stream="vision",
-    layers="last",
-    gradient_tokens="patches",
-    queries="none",
-    exclude=("cls",),
-    weighting="gradcam",
-    relu="map",
-    heads="none",
 )
 
-_ENTRIES = (
-    Entry(
-        recipe=_LAVIS,
-        citation=_BLIP,
-        code="salesforce/LAVIS 506965b, lavis/models/blip_models/blip_image_text_matching.py, compute_gradcam",
+
+def _pgc(name: str, module: str, **changes: Any) -> tuple[Recipe, str]:
+    code = f"jacobgil/pytorch-grad-cam 084273b and 1.5.7, {module}, last block's first LayerNorm, class token dropped"
+    return _FEATURES.replace(name=name, **changes), code
+
+
+def _entry(made: Recipe | tuple[Recipe, str], citation: str, code: str = "", *, depth: int = 0, notes: str) -> Entry:
+    recipe, source = made if isinstance(made, tuple) else (made, code)
+    return Entry(recipe=recipe, citation=citation, code=source, depth=depth, notes=notes)
+
+
+_CROSS_ENTRIES = (
+    _entry(
+        _LAVIS,
+        _BLIP,
+        "salesforce/LAVIS 506965b, lavis/models/blip_models/blip_image_text_matching.py, compute_gradcam",
         depth=12,
         notes="Text-averaged map over the words, without [ENC] and [SEP]. In the last block only the first text "
         "token has a gradient, so words need an earlier one.",
     ),
-    Entry(
-        recipe=_LAVIS.replace(name="albef-itm", layers=(2,), exclude=("cls", "padding")),
-        citation=_ALBEF,
-        code="salesforce/ALBEF b9727e4, Grounding.py and visualization.ipynb",
+    _entry(
+        _LAVIS.replace(name="albef-itm", layers=(2,), exclude=("cls", "padding")),
+        _ALBEF,
+        "salesforce/ALBEF b9727e4, Grounding.py and visualization.ipynb",
         depth=6,
         notes="Mean over all text rows, special tokens included. ALBEF's 'layer 8' of 12 is the third of the six "
         "fusion blocks that have cross-attention, block 2 here. Its mean also counts padding, which only rescales.",
     ),
-    Entry(
-        recipe=_LAVIS.replace(name="attention-cross", weighting="attention", target="none", scale="none", relu="none"),
-        citation=_BLIP,
-        code="no published code: the probabilities of lavis-itm without their gradient",
+    _entry(
+        _LAVIS.replace(
+            name="attention-cross",
+            weighting="attention",
+            target="none",
+            scale="none",
+            gradient_path="none",
+            relu="none",
+        ),
+        _BLIP,
+        "no published code: the probabilities of lavis-itm without their gradient",
         depth=12,
         notes="Does not depend on the score: the same map for 'match' and for 'no match'.",
     ),
-    Entry(
-        recipe=_FEATURES.replace(
-            name="context-gradcam", site="CONTEXT", stream="fusion", layers="all", layer_rule="shared"
+    _entry(
+        _FEATURES.replace(
+            name="context-gradcam", site="CONTEXT", stream="fusion", layers="all", layer_rule="shared", target="itm"
         ),
-        citation=_GRADCAM,
-        code="no published code for an encoder-decoder model; the context side is named in the taxonomy of Wall, "
+        _GRADCAM,
+        "no published code for an encoder-decoder model; the context side is named in the taxonomy of Wall, "
         "Wang, Rizk, Santosh (2026)",
-        depth=0,
         notes="One map for the whole text: the image tokens carry no text rows. The gradient is the sum over every "
         "block that reads them; with one layer and layer_rule='single', over that block's reading alone.",
     ),
-    Entry(
-        recipe=_FEATURES,
-        citation=_GRADCAM,
-        code="jacobgil/pytorch-grad-cam 084273b, GradCAM with a ViT reshape and the last block's first LayerNorm",
-        depth=0,
-        notes="One map for the whole text. The peer rescales to 0..1 twice and always; tokens here stay raw.",
+)
+_FEATURE_ENTRIES = (
+    _entry(
+        _pgc("pgc-gradcam", "GradCAM"),
+        _GRADCAM,
+        notes="The peer rescales to 0..1 twice and always; tokens here stay raw.",
+    ),
+    _entry(
+        _pgc("pgc-gradcam++", "GradCAMPlusPlus", weighting="gradcam++"),
+        _PLUS_PLUS,
+        notes="Written for activations that are never negative. A LayerNorm's are signed, so the denominator can "
+        "vanish or turn negative, and weights grow without bound.",
+    ),
+    _entry(
+        _pgc("pgc-xgradcam", "XGradCAM", weighting="xgradcam"),
+        _XGRADCAM,
+        notes="Divides by the sum of a channel over the patches, which lies near zero for the outputs of a LayerNorm.",
+    ),
+    _entry(
+        _pgc("pgc-hirescam", "HiResCAM", weighting="hirescam", gradient_tokens="none"),
+        _HIRESCAM,
+        notes="Gradient times activation at each token, nothing is averaged.",
+    ),
+    _entry(
+        _pgc("pgc-layercam", "LayerCAM", weighting="layercam", gradient_tokens="none"),
+        _LAYERCAM,
+        notes="The activations of a LayerNorm are signed, so terms can be negative before the outer ReLU. torch-cam "
+        "also takes tanh(2 M) before it fuses several layers; for one layer both agree.",
+    ),
+    _entry(
+        _pgc("pgc-elementwise", "GradCAMElementWise", weighting="elementwise", gradient_tokens="none", relu="none"),
+        _PGC,
+        notes="The ReLU is inside the sum over channels.",
+    ),
+    _entry(
+        _pgc(
+            "pgc-eigencam",
+            "EigenCAM",
+            weighting="eigencam",
+            gradient_tokens="none",
+            target="none",
+            scale="none",
+            gradient_path="none",
+        ),
+        _EIGENCAM,
+        notes="Takes no gradient: one map for every class. The sign of a principal component is arbitrary and the ReLU "
+        "keeps one half of it; here the token of largest magnitude is positive, in the peer what the solver returns.",
+    ),
+    _entry(
+        _pgc("pgc-eigengradcam", "EigenGradCAM", weighting="eigengradcam", gradient_tokens="none"),
+        _EIGENCAM,
+        notes="The first principal component of gradient times activation. Its sign as in pgc-eigencam.",
+    ),
+    _entry(
+        _pgc("pgc-finercam", "FinerCAM with GradCAM", scale="finer"),
+        _FINERCAM,
+        notes="Contrast with the three classes whose logits are nearest; with fewer classes, with all of them. "
+        "torch-cam takes their plain mean, times 0.6.",
+    ),
+    _entry(
+        _FEATURES.replace(name="torchcam-gradcam++", weighting="gradcam++", departures="summed_cubes"),
+        _PLUS_PLUS,
+        "frgfm/torch-cam 0.5.0, torchcam/methods/gradient.py, GradCAMpp, with the denominator that it computes",
+        notes="The denominator holds the sum of G^3 A, where the paper (and the class' own docstring) multiplies G^3 "
+        "by the sum of A. The code computes it and then does not use it; that is torchcam-gradcam++-as-coded.",
+    ),
+    _entry(
+        _FEATURES.replace(name="torchcam-gradcam++-as-coded", weighting="gradcam++", departures="no_denominator"),
+        _PLUS_PLUS,
+        "frgfm/torch-cam 0.5.0, torchcam/methods/gradient.py, GradCAMpp",
+        notes="What the code computes: the division changes a temporary copy, so channel weights are the sum of "
+        "ReLU(G) G^2.",
+    ),
+    _entry(
+        _FEATURES.replace(name="gscorecam-gradcam", site="F6", gradient_tokens="cls"),
+        _GSCORECAM,
+        "anguyen8/gScoreCAM 87c35a1, pytorch_grad_cam/grad_cam.py with is_transformer",
+        notes="Published for CLIP's similarity logit: the class token's gradient weights the channels of the last "
+        "block's output, where patches have none. A model that pools patches needs another choice.",
+    ),
+    _entry(
+        _FEATURES.replace(name="gradeclip-gradcam-baseline", site="F6", layers=(-2,), gradient_tokens="all"),
+        _GRADECLIP,
+        "Cyang-Zhao/Grad-Eclip 5c1b5cc, generate_emap.py, grad_cam",
+        notes="The input of the last block, gradients averaged over all tokens; the class token's dominates. Published "
+        "for CLIP's cosine, and there on a last block that is run again with one head, which is another function; "
+        "here the model is explained as it is.",
     ),
 )
+_ATTENTION_ENTRIES = (
+    _entry(
+        _ATTENTION,
+        _CHEFER_LRP,
+        "hila-chefer/Transformer-Explainability c3e578f, baselines; jiaminchen-1031/transformerinterp a76854a, "
+        "generate_attn",
+        notes="The class token's row of the last block. Where patches are pooled, its row says nothing of the answer; "
+        "take queries='patches'.",
+    ),
+    _entry(
+        _ATTENTION.replace(name="attention-rollout", layers="all", layer_rule="rollout"),
+        _ROLLOUT,
+        "samiraabnar/attention_flow 8044f53; hila-chefer/Transformer-Explainability c3e578f, generate_rollout",
+        notes="Does not depend on a class. Evaluation scripts often leave out the first block: layers=(1, 2, ...).",
+    ),
+    _entry(
+        _ATTENTION.replace(
+            name="vitexplain-rollout", layers="all", layer_rule="rollout", heads="max", discard=0.9, normalize="max"
+        ),
+        _VIT_EXPLAIN,
+        "jacobgil/vit-explain 15a81d3, vit_rollout.py, with each row divided by its own sum",
+        notes="As intended. The command line's defaults: the heads' maximum, nine tenths of each matrix set to zero.",
+    ),
+    _entry(
+        _ATTENTION.replace(
+            name="vitexplain-rollout-as-coded",
+            layers="all",
+            layer_rule="rollout",
+            heads="max",
+            discard=0.9,
+            departures="column_scaling",
+            normalize="max",
+        ),
+        _VIT_EXPLAIN,
+        "jacobgil/vit-explain 15a81d3, vit_rollout.py",
+        notes="As coded: the sum loses its axis, so column j is divided by the sum of row j and rows do not sum to 1.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="vitexplain-grad-rollout",
+            layers="all",
+            layer_rule="rollout",
+            relu="after_heads",
+            discard=0.9,
+            normalize="max",
+        ),
+        _VIT_EXPLAIN,
+        "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, as its description says",
+        notes="As intended: attention times its own gradient in every block.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="vitexplain-grad-rollout-as-coded",
+            layers="all",
+            layer_rule="rollout",
+            relu="after_heads",
+            discard=0.9,
+            departures=("column_scaling", "mirrored_layers", "scores_gradient", "unprotected"),
+            normalize="max",
+        ),
+        _VIT_EXPLAIN,
+        "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, a fresh object per call",
+        notes="As coded: block l is weighted by the gradient of block L - 1 - l, taken before the softmax; columns are "
+        "scaled; [CLS, CLS] may be discarded. In a toy its maps differ from the intended ones by up to 0.35 of 1.",
+    ),
+    _entry(
+        _WEIGHTED.replace(name="attn-gradcam", weighting="head_weights", gradient_tokens="patches", relu="after_heads"),
+        _CHEFER_LRP,
+        "hila-chefer/Transformer-Explainability c3e578f, generate_cam_attn",
+        notes="Heads are weighted by the mean gradient of the class token's row over the patches; heads first, then "
+        "ReLU.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="attn-gradcam-full", weighting="head_weights", gradient_tokens="all", relu="after_heads"
+        ),
+        _CHEFER,
+        "hila-chefer/Transformer-MM-Explainability 58eaea8, lxmert/lxmert/src/ExplanationGenerator.py and "
+        "DETR/modules/ExplanationGenerator.py",
+        notes="Heads are weighted by the mean gradient over the whole matrix, the class token's key included.",
+    ),
+    _entry(
+        _WEIGHTED.replace(name="chefer-generic", layers="all", layer_rule="relevance"),
+        _CHEFER,
+        "hila-chefer/Transformer-MM-Explainability 58eaea8, Transformer_MM_explainability_ViT.ipynb",
+        notes="ReLU first, then the mean over heads; no scaling of rows.",
+    ),
+    _entry(
+        _WEIGHTED.replace(name="chefer-generic-heads-first", layers="all", layer_rule="relevance", relu="after_heads"),
+        "Chen, Li, Yu, Dou, Xiong. Beyond Intuition: Rethinking Token Attributions inside Transformers. TMLR 2023",
+        "jiaminchen-1031/transformerinterp a76854a, generate_genattr",
+        notes="A re-implementation of chefer-generic with the mean over heads before the ReLU. The repository starts "
+        "at the second block, layers=(1, 2, ...).",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="agcam",
+            layers="all",
+            layer_rule="sum",
+            gradient_path="direct",
+            weighting="sigmoid*gradient",
+            relu="gradient",
+            heads="sum",
+        ),
+        _AGCAM,
+        "LeemSaebom/Attention-Guided-CAM 7202d31, Methods/AGCAM/AGCAM.py",
+        notes="The published code patches the model to detach the input of attention; here the graph is cut for the "
+        "one pass.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="legrad",
+            layers=(-2, -1),
+            layer_rule="sum",
+            gradient_path="block",
+            queries="all",
+            weighting="gradient",
+            relu="gradient",
+        ),
+        _LEGRAD,
+        "WalBouss/LeGrad a9edb03, legrad/wrapper.py; frgfm/torch-cam 0.5.0, LeGrad (mean over the layers given)",
+        notes="Each block is read at its own output, averaged over all tokens. The last two blocks are the code's "
+        "default; the paper's abstract speaks of all layers: layers='all'.",
+    ),
+    _entry(
+        _WEIGHTED.replace(name="grad-sam", layers="all", layer_rule="mean", queries="all", relu="gradient"),
+        _GRADSAM,
+        "no official code; of the public re-implementations those that average over the queries",
+        notes="The key side: attention that a token receives. The other reading is grad-sam-queries.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="grad-sam-queries", layers="all", layer_rule="mean", queries="all", map_axis="queries", relu="gradient"
+        ),
+        _GRADSAM,
+        "no official code; of the public re-implementations those that sum over the keys",
+        notes="The query side: attention that a token gives. With a class-token head the last block's patches give "
+        "nothing to the answer.",
+    ),
+)
+_ENTRIES = (*_CROSS_ENTRIES, *_FEATURE_ENTRIES, *_ATTENTION_ENTRIES)
 
 
 def recipes() -> Mapping[str, Entry]:

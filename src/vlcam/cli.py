@@ -70,14 +70,14 @@ def options(
 def explain(
     model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
     image: Annotated[list[Path], typer.Option(help="Image file; may be given several times.")],
-    text: Annotated[str, typer.Option(help="The text that is matched with the image.")],
     out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Words of the text; by default the whole text.")] = None,
     occurrence: Annotated[int | None, typer.Option(help="Which one, if the phrase stands more than once.")] = None,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = "lavis-itm",
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
     layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
-    target: Annotated[str | None, typer.Option(help="Target in place of the recipe's: itm, contrastive.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class (label or index), or score: itm, contrastive.")] = None,
     scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the model family, such as first_token=cls; repeatable.")
@@ -90,8 +90,8 @@ def explain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Explain the score of an image and a text: a PNG that carries its recipe, a JSON record, the raw map."""
-    chosen = _read_recipe(recipe)
+    """Explain the score of an image and a text, or a class: a PNG that carries its recipe, a record, the raw map."""
+    chosen = None if recipe is None else _read_recipe(recipe)
     loaded = vlcam.load(model, device=device, dtype=dtype, **_family_options(option or []))
     given = {"scale": scale, "layer_rule": layer_rule}
     changes: dict[str, Any] = {field: value for field, value in given.items() if value}
@@ -106,7 +106,7 @@ def explain(
                 phrase=phrase,
                 occurrence=occurrence,
                 layer=layer or None,
-                target=target,
+                target=_target(target),
                 strict=strict,
                 **changes,
             )
@@ -208,6 +208,11 @@ def demo(
         _emit({"files": {key: str(path) for key, path in written.files.items()}} | written.explanation.record())
 
 
+def _target(given: str | None) -> str | int | None:
+    """A class index is written in digits."""
+    return int(given) if given is not None and given.isdecimal() else given
+
+
 def _read_recipe(given: str) -> str | Recipe:
     path = Path(given)
     if path.suffix not in (".toml", ".json"):
@@ -278,15 +283,17 @@ def _slug(text: str | None) -> str:
 
 
 def _tell(explanation: Explanation, files: dict[str, Path]) -> None:
-    _people.print(explanation.text, style="bold")
+    _people.print(explanation.subject, style="bold")
     for score in explanation.scores.values():
         _people.print(f"  {score}")
     run = explanation.provenance["run"]
     blocks = ", ".join(map(str, run["layers"]))
     _people.print(
-        f"  recipe {explanation.recipe.name} {explanation.recipe.fingerprint}, block {blocks} ({run['layers_rule']})"
+        f"  recipe {explanation.recipe.name} {explanation.recipe.fingerprint}, block {blocks} "
+        f"({run['fitted']['layers']})"
     )
-    cut = explanation.provenance["text"]["cut"]
+    text = explanation.provenance["text"]
+    cut = text["cut"] if text else []
     if cut:
         _people.print(f"  cut off, not explained: {', '.join(cut)}", style="yellow")
     if explanation.status != "ok":

@@ -13,10 +13,10 @@ from vlcam import maps
 from vlcam.capture import Capture
 from vlcam.errors import EvidenceError
 from vlcam.plan import Job
-from vlcam.recipe import ATTENTION_SITES, Recipe
+from vlcam.recipe import ATTENTION_SITES, FLOWS, POOLED, Recipe
 from vlcam.rows import Selection
 
-__all__ = ["NoGradientError", "Status", "TokenMaps", "token_maps"]
+__all__ = ["NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
 
 Status = Literal["ok", "constant", "no positive evidence", "zero gradient"]
 
@@ -33,76 +33,174 @@ class TokenMaps:
     statuses: tuple[Status, ...]
 
 
-def token_maps(job: Job, found: Capture, pair: int, selection: Selection, prefix: int) -> TokenMaps:
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """What one block gave for one pair, [1, ...] each."""
+
+    activation: Tensor
+    gradient: Tensor | None
+    scores: Tensor | None
+
+    def rows(self, indices: Sequence[int]) -> _Layer:
+        """Some query rows of an attention map."""
+        gradient = None if self.gradient is None else maps.taken(self.gradient, indices, 2)
+        scores = None if self.scores is None else maps.taken(self.scores, indices, 2)
+        return _Layer(maps.taken(self.activation, indices, 2), gradient, scores)
+
+
+def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
     """Compute the maps of one pair.
 
     Args:
         job: the recipe on this model.
         found: what the pass gave.
         pair: index of the pair.
-        selection: the rows of the main map and of every word.
-        prefix: image tokens before the patches.
+        selection: the rows of the main map and of every word, and the map's cells.
 
     Raises:
         NoGradientError: the gradient is zero wherever the main map would use it.
         EvidenceError: a map is not finite.
     """
-    activations = [found.activations[tap][pair : pair + 1] for tap in job.taps]
-    gradients = _gradients(job, found, pair)
-    live = _live(job.recipe, gradients, selection, prefix)
+    recipe = job.recipe
+    layers = _layers(job, found, pair)
+    live = _live(recipe, layers, selection)
     if not live[0]:
-        where = f"rows {list(selection.rows)}" if selection.rows else f"the {job.recipe.gradient_tokens} tokens"
-        taps = ", ".join(map(str, job.taps))
-        raise NoGradientError(f"the gradient of {job.target.label} at {taps} is exactly zero on {where}")
-    merged = _merged(job.recipe, activations, gradients, selection, prefix)[:, prefix:]
+        taps = ", ".join(map(str, job.gradient_taps))
+        raise NoGradientError(
+            f"the gradient of {job.target.label} at {taps} is exactly zero on {_used(recipe, selection)}"
+        )
+    if recipe.site not in ATTENTION_SITES:
+        merged = _features(recipe, layers, selection)
+    elif recipe.layer_rule in FLOWS:
+        merged = _flow(recipe, layers, selection)
+    else:
+        merged = maps.merge_layers(recipe, [_attention(recipe, layer, selection) for layer in layers])
     if not bool(torch.isfinite(merged).all()):
         raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
-    statuses = tuple(_status(job.recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
+    statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
     return TokenMaps(merged, statuses)
 
 
-def _gradients(job: Job, found: Capture, pair: int) -> list[Tensor]:
-    """One gradient per layer; none for a recipe that takes none."""
-    kept = []
-    for tap in job.taps if job.recipe.needs_gradient else ():
-        gradient = found.gradients[tap]
-        if gradient is None:
-            raise NoGradientError(f"{job.target.label} does not depend on {tap}")
-        kept.append(gradient[pair : pair + 1])
-    return kept
+def nothing(selection: Selection) -> TokenMaps:
+    """Maps of zeros with the status `zero gradient`."""
+    status: Status = "zero gradient"
+    count = len(selection.all_rows)
+    return TokenMaps(torch.zeros(count, len(selection.cells), device="cpu"), (status,) * count)
 
 
-def _merged(
-    recipe: Recipe, activations: Sequence[Tensor], gradients: Sequence[Tensor], selection: Selection, prefix: int
-) -> Tensor:
-    """[1 + words, image tokens]."""
-    if recipe.site in ATTENTION_SITES:
-        rows = [
-            maps.attention_rows(recipe, activation, gradients[number] if gradients else None)
-            for number, activation in enumerate(activations)
-        ]
-        return maps.merge_layers(recipe, [maps.row_means(recipe, each, selection.all_rows)[0] for each in rows])
+def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
+    def row(tensor: Tensor) -> Tensor:
+        own = tensor[pair : pair + 1]
+        return own.transpose(-1, -2) if job.recipe.map_axis == "queries" else own
+
+    gradients: list[Tensor | None] = [None] * len(job.taps)
+    if job.recipe.needs_gradient:
+        for number, tap in enumerate(job.gradient_taps):
+            gradient = found.gradients[tap]
+            if gradient is None:
+                raise NoGradientError(f"{job.target.label} does not depend on {tap}")
+            gradients[number] = row(gradient)
+    scores: Sequence[Tensor | None] = [row(found.activations[tap]) for tap in job.score_taps]
+    activations = [row(found.activations[tap]) for tap in job.taps]
+    return [_Layer(*parts) for parts in zip(activations, gradients, scores or [None] * len(job.taps), strict=True)]
+
+
+def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+    """[1, cells] from token features."""
     if recipe.layer_rule == "shared":
-        return maps.channel_weighted(recipe, activations[0], torch.stack(list(gradients)).float().sum(0), prefix)
-    pairs = zip(activations, gradients, strict=True)
-    return maps.merge_layers(recipe, [maps.channel_weighted(recipe, a, g, prefix) for a, g in pairs])
+        gradients = [layer.gradient for layer in layers if layer.gradient is not None]
+        total = torch.stack(gradients).float().sum(0) if gradients else None
+        return maps.channel_map(recipe, layers[0].activation, total, selection.pool, selection.cells)
+    return maps.merge_layers(
+        recipe,
+        [
+            maps.channel_map(recipe, layer.activation, layer.gradient, selection.pool, selection.cells)
+            for layer in layers
+        ],
+    )
 
 
-def _live(recipe: Recipe, gradients: Sequence[Tensor], selection: Selection, prefix: int) -> tuple[bool, ...]:
-    """For the main map and every word: whether any gradient that it uses is not zero."""
-    if not recipe.needs_gradient:
-        return (True,) * len(selection.all_rows)
-    if recipe.site in ATTENTION_SITES:
-        return tuple(
-            any(bool(gradient[:, :, list(rows)].any()) for gradient in gradients) for rows in selection.all_rows
+def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
+    """[1 + words, cells] from the attention of one block."""
+    if recipe.heads == "channels":
+        values = torch.cat([_channels(recipe, layer, rows, selection) for rows in selection.all_rows])
+    else:
+        if recipe.weighting == "head_weights":
+            found = [_weighted_heads(recipe, layer, rows, selection) for rows in selection.all_rows]
+        else:
+            needed, places = _needed(selection.all_rows)
+            chosen = layer.rows(needed)
+            matrix = maps.attention_matrix(recipe, chosen.activation, chosen.gradient, scores=chosen.scores)
+            found = [maps.taken(matrix, place, 1).mean(1) for place in places]
+        values = maps.taken(torch.cat(found), selection.cells, 1)
+    return values.relu() if recipe.relu == "map" else values
+
+
+def _needed(selections: Sequence[Sequence[int]]) -> tuple[Sequence[int], list[Sequence[int]]]:
+    """Every row that some selection takes, and where the rows of each selection lie among them."""
+    if len(selections) == 1:
+        return selections[0], [range(len(selections[0]))]
+    needed = sorted({row for rows in selections for row in rows})
+    place = {row: index for index, row in enumerate(needed)}
+    return needed, [[place[row] for row in rows] for rows in selections]
+
+
+def _channels(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Selection) -> Tensor:
+    features = maps.head_channels(layer.activation, rows)
+    gradient = None if layer.gradient is None else maps.head_channels(layer.gradient, rows)
+    return maps.channel_map(recipe, features, gradient, selection.pool, selection.cells)
+
+
+def _weighted_heads(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Selection) -> Tensor:
+    weights = maps.head_weights(recipe, layer.gradient, rows, selection.cells)
+    return maps.attention_matrix(recipe, layer.rows(rows).activation, None, weights=weights).mean(1)
+
+
+def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+    """[1 + words, cells] from the product of every block's matrix."""
+    matrices = []
+    for layer in layers:
+        weights = None
+        if recipe.weighting == "head_weights":
+            weights = maps.head_weights(recipe, layer.gradient, selection.rows, selection.cells)
+        matrices.append(
+            maps.attention_matrix(recipe, layer.activation, layer.gradient, scores=layer.scores, weights=weights)
         )
-    part = {"cls": slice(0, 1), "patches": slice(prefix, None), "all": slice(None)}[recipe.gradient_tokens]
-    return (any(bool(gradient[:, part].any()) for gradient in gradients),)
+    rows = matrices[0].new_zeros(len(selection.all_rows), matrices[0].shape[-1])
+    for number, chosen in enumerate(selection.all_rows):
+        rows[number, list(chosen)] = 1 / len(chosen)
+    found = maps.taken(maps.propagated(recipe, matrices, rows)[0], selection.cells, 1)
+    return found.relu() if recipe.relu == "map" else found
+
+
+def _live(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> tuple[bool, ...]:
+    """For the main map and every word: whether any gradient that it uses is not zero."""
+    gradients = [layer.gradient for layer in layers if layer.gradient is not None]
+    if not gradients:
+        return (True,) * len(selection.all_rows)
+    if recipe.layer_rule in FLOWS:
+        return (any(bool(gradient.any()) for gradient in gradients),) * len(selection.all_rows)
+    if recipe.site in ATTENTION_SITES:
+        return tuple(any(bool(maps.taken(g, rows, 2).any()) for g in gradients) for rows in selection.all_rows)
+    used = selection.pool if recipe.weighting in POOLED else selection.cells
+    return (any(bool(maps.taken(gradient, used, 1).any()) for gradient in gradients),)
+
+
+def _used(recipe: Recipe, selection: Selection) -> str:
+    """The tokens whose gradient a recipe uses, in words."""
+    if selection.rows:
+        return "every row" if recipe.layer_rule in FLOWS else f"rows {_short(selection.rows)}"
+    return f"the {recipe.gradient_tokens if recipe.weighting in POOLED else 'patches'} tokens"
+
+
+def _short(rows: Sequence[int]) -> str:
+    return str(list(rows)) if len(rows) <= 12 else f"{rows[0]} to {rows[-1]}"
 
 
 def _status(recipe: Recipe, values: Tensor, *, live: bool) -> Status:
     if not live:
         return "zero gradient"
-    if recipe.relu != "none" and not bool(values.any()):
+    rectified = recipe.relu != "none" or recipe.weighting == "elementwise"
+    if rectified and not bool(values.any()):
         return "no positive evidence"
     return "constant" if bool(values.amin() == values.amax()) else "ok"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -14,20 +14,25 @@ from torch import Tensor
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.capture import Capture, capture, run_heads
-from vlcam.catalogue import named
+from vlcam.catalogue import default, named
 from vlcam.errors import EvidenceError, RecipeError
-from vlcam.evidence import NoGradientError, TokenMaps, token_maps
+from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
+from vlcam.grid import fitting
 from vlcam.images import ImageSource
 from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, in_passes, plan
+from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, model_record, run_record, text_record, versions
-from vlcam.recipe import ATTENTION_SITES, Recipe
+from vlcam.recipe import ATTENTION_SITES, Recipe, takes_gradient
 from vlcam.rows import Selection, select
-from vlcam.targets import Custom, Scores, resolve
+from vlcam.targets import Asked, Scores, Target, read_target, resolve
+from vlcam.tokens import ImageTokens
 
 __all__ = ["Explainer"]
+
+Empty = Literal["raise", "keep"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,36 +66,39 @@ class Explainer:
 
     @overload
     def explain(
-        self, image: ImageSource, text: str, recipe: str | Recipe = "lavis-itm", **choices: Any
+        self, image: ImageSource, text: str | None = None, recipe: str | Recipe | None = None, **choices: Any
     ) -> Explanation: ...
 
     @overload
-    def explain(self, image: Any, text: Any = None, recipe: str | Recipe = "lavis-itm", **choices: Any) -> Any: ...
+    def explain(self, image: Any, text: Any = None, recipe: str | Recipe | None = None, **choices: Any) -> Any: ...
 
     def explain(
         self,
         image: Any,
         text: Any = None,
-        recipe: str | Recipe = "lavis-itm",
+        recipe: str | Recipe | None = None,
         *,
+        target: Any = None,
         phrase: str | None = None,
         occurrence: int | None = None,
         layer: int | str | Sequence[int] | None = None,
-        target: str | Custom | Callable[[Tensor], Tensor] | None = None,
         strict: bool = False,
         **choices: Any,
     ) -> Any:
-        """Explain an image and a text.
+        """Explain an image and a text, or an image and a class.
 
         Args:
             image: a path, bytes, PIL image or uint8 array [H, W, 3]; a float tensor [3, H, W] or [B, 3, H, W] that is
                 already preprocessed; a list of these; or a batch with `pixel_values` and `input_ids`.
-            text: a string, or a list. One image goes with many texts, many images with one text, n with n in order.
-            recipe: a name out of `vlcam.recipes()`, or a recipe.
+            text: a string, or a list, for a model that takes text. One image goes with many texts, many images with
+                one text, n with n in order.
+            recipe: a name out of `vlcam.recipes()`, or a recipe; by default the published one of the model's kind.
+            target: what is explained. A class, by index or label (by default the one with the highest logit), or a list
+                of classes, which are paired with images as texts are; a `vlcam.targets` object; the name of another of
+                the model's scores; or a callable on the head's output.
             phrase: words of the text; the map is then the mean over their query rows.
             occurrence: which one, counted from 1, where the phrase stands more than once.
             layer: block index or indices, `last` or `all`, in place of the recipe's.
-            target: another target in place of the recipe's: its name, or a callable on the head's output.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
             **choices: any other field of the recipe, for example `relu="none"`.
 
@@ -100,43 +108,41 @@ class Explainer:
         Raises:
             RecipeError: choices that do not fit together or do not fit this model.
             InputError: an image, text or phrase that cannot be explained.
+            UnknownNameError: a class, recipe, layer or site that does not exist.
             EvidenceError: a gradient that is zero everywhere the map would use it; says where it is not.
         """
-        custom = _custom(target)
         if layer is not None:
             if "layers" in choices:
                 raise RecipeError(f"layer={layer!r} and layers={choices['layers']!r}: give one of them")
             choices["layers"] = block_numbers(layer)
-        if custom is not None:
-            if choices.setdefault("scale", "raw") != "raw":
-                raise RecipeError(
-                    f"scale={choices['scale']!r} with a callable target: it is read as it is, scale='raw'"
-                )
-            choices["target"] = "custom"
-        elif target is not None:
-            choices["target"] = target
-        job = plan(self.adapter, recipe, choices, custom=custom, phrase=phrase, occurrence=occurrence)
-        (found,) = self._explain(image, text, [job], strict=strict)
+        asked = self._asked(target)
+        job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
+        (found,) = self._explain(image, text, asked, [job], strict=strict)
         return found
 
     def sweep(
         self,
         image: Any,
-        text: Any,
-        recipes: Sequence[str | Recipe],
+        text: Any = None,
+        recipes: Sequence[str | Recipe] | None = None,
         *,
+        target: Any = None,
         phrase: str | None = None,
         occurrence: int | None = None,
+        empty: Empty = "raise",
         strict: bool = False,
     ) -> list[Any]:
-        """Explain with many recipes; those that share a target share one pass.
+        """Explain with many recipes; those that share a head share one forward pass, and equal targets one backward.
 
         Args:
             image: as in `explain`.
             text: as in `explain`.
-            recipes: names or recipes.
+            recipes: names or recipes; by default every named recipe that fits the model.
+            target: as in `explain`; each recipe keeps its own scale. A recipe without a target takes none.
             phrase: as in `explain`; for recipes without text rows it is an error, as there.
             occurrence: as in `explain`.
+            empty: what becomes of a recipe whose gradient is zero wherever its map would use it: `raise`, as in
+                `explain`; or `keep` it, as a map of zeros with the status `zero gradient`.
             strict: as in `explain`.
 
         Returns:
@@ -144,19 +150,23 @@ class Explainer:
         """
         if isinstance(recipes, (str, Recipe)):
             raise RecipeError(f"recipes={recipes!r}: a sweep takes a list; one recipe is what explain is for")
-        jobs = [plan(self.adapter, recipe, {}, phrase=phrase, occurrence=occurrence) for recipe in recipes]
-        return self._explain(image, text, jobs, strict=strict)
+        if empty not in ("raise", "keep"):
+            raise RecipeError(f"empty={empty!r}: choose from 'raise', 'keep'")
+        asked = self._asked(target)
+        wanted = fitting(self.adapter) if recipes is None else recipes
+        jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
+        return self._explain(image, text, asked, jobs, strict=strict, empty=empty)
 
     def capture(
         self,
         image: Any,
-        text: Any,
+        text: Any = None,
         *,
         stream: str,
         site: str,
         layers: Any = "all",
-        target: str | Custom | Callable[[Tensor], Tensor] = "itm",
-        scale: str = "logit",
+        target: Any = None,
+        scale: str | None = None,
         strict: bool = False,
     ) -> Capture:
         """Read the raw tensors at a site and their gradients, in one pass.
@@ -167,22 +177,24 @@ class Explainer:
             stream: `vision`, `fusion`, ...
             site: `F1` ... `F6`, `CROSS`, `CONTEXT`; any site that `anatomy` lists, also those without an image grid.
             layers: block indices, `last` or `all`.
-            target: what is differentiated: a target's name, or a callable on the head's output.
-            scale: on which scale, for a named target.
+            target: as in `explain`.
+            scale: on which scale; by default `logit`, or the only one that the target has.
             strict: as in `explain`.
 
         Returns:
             Activations and gradients by tap, with the pair as first axis.
         """
-        custom = _custom(target)
-        described = named("lavis-itm").recipe.replace(
-            target="custom" if custom else target, scale="raw" if custom else scale
-        )
-        wanted = resolve(described, self.adapter.heads, custom)
+        asked = self._asked(target)
+        changes = dict(asked.changes)
+        if scale is not None:
+            changes["scale"] = scale
+        described = plan(self.adapter, "pgc-gradcam", changes, custom=asked.custom, classes=asked.classes)
         indices = self.anatomy.stream(stream).indices(block_numbers(layers))
         with self._own_conditions():
-            pairs = pair_up(self.adapter, image, text, strict=strict)
-            return capture(self.adapter, pairs.inputs, [Tap(stream, i, site) for i in indices], wanted)
+            pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
+            taps = [Tap(stream, index, site) for index in indices]
+            (found,) = capture(self.adapter, pairs.inputs, taps, [described.target])
+        return found
 
     def scores(self, image: Any, text: Any = None, *, strict: bool = False) -> Any:
         """Every score that the model offers, by name, with its kind; a list of these for lists and batches.
@@ -195,11 +207,22 @@ class Explainer:
         with self._own_conditions():
             pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
-            found = capture(self.adapter, pairs.inputs, [], target)
-        scores = [dict(each) for each in self._scores(pairs, _Pass(found, self._weights.value()))]
+            (found,) = capture(self.adapter, pairs.inputs, [], [target])
+        scores = [dict(each) for each in self._scores(pairs, _Pass(found, self._weights.value()), target)]
         return scores if pairs.many else scores[0]
 
-    def _scores(self, pairs: Pairs, seen: _Pass) -> list[Scores]:
+    def _asked(self, target: Any) -> Asked:
+        return read_target(target, self.adapter.heads, self.adapter.labels)
+
+    def _plan(self, recipe: str | Recipe | None, asked: Asked, choices: dict[str, Any], **words: Any) -> Job:
+        """Fit one recipe; what was asked for replaces its target unless it takes none."""
+        base = recipe if recipe is not None else default(self.adapter.heads)
+        own = base if isinstance(base, Recipe) else named(base).recipe
+        takes = takes_gradient(choices.get("weighting", own.weighting))
+        changes = {**(asked.changes if takes else {}), **choices}
+        return plan(self.adapter, base, changes, custom=asked.custom, classes=asked.classes, **words)
+
+    def _scores(self, pairs: Pairs, seen: _Pass, target: Target) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
         adapter, inputs, known, context = self.adapter, pairs.inputs, seen.found.outputs, seen.found.context
         others = [head for head in adapter.heads if head not in known]
@@ -214,7 +237,8 @@ class Explainer:
             with self._own_conditions():
                 return run_heads(adapter, inputs, context, others)
 
-        return [Scores(adapter.heads, pair, known, fetch) for pair in range(len(inputs.image_of))]
+        count = range(len(inputs.image_of))
+        return [Scores(adapter.heads, pair, known, fetch, target.classes) for pair in count]
 
     @contextmanager
     def _own_conditions(self) -> Iterator[None]:
@@ -223,41 +247,62 @@ class Explainer:
         with torch.inference_mode(mode=False), torch.no_grad(), torch.autocast(device, enabled=False):
             yield
 
-    def _explain(self, image: Any, text: Any, jobs: Sequence[Job], *, strict: bool) -> list[Any]:
+    def _explain(
+        self, image: Any, text: Any, asked: Asked, jobs: Sequence[Job], *, strict: bool, empty: Empty = "raise"
+    ) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
         with self._own_conditions():
-            pairs = pair_up(self.adapter, image, text, strict=strict)
+            pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
             selections = [self._selections(job, pairs) for job in jobs]  # a wrong phrase costs no pass
             for indices in in_passes(jobs):
-                taps = dict.fromkeys(tap for index in indices for tap in jobs[index].taps)
-                found = capture(self.adapter, pairs.inputs, list(taps), jobs[indices[0]].target)
-                seen = _Pass(found, self._weights.value())
-                scores = self._scores(pairs, seen)
-                for index in indices:
+                for index, seen in self._run(pairs, [jobs[index] for index in indices], indices):
+                    scores = self._scores(pairs, seen, jobs[index].target)
                     made = [
-                        self._one(jobs[index], pairs, seen, pair, selection, scores[pair])
+                        self._one(jobs[index], pairs, seen, pair, selection, scores[pair], empty=empty)
                         for pair, selection in enumerate(selections[index])
                     ]
                     results[index] = made if pairs.many else made[0]
         return results
 
-    def _selections(self, job: Job, pairs: Pairs) -> list[Selection]:
-        rows, columns = pairs.inputs.images.grid
-        prefix, layouts = self.adapter.prefix, pairs.inputs.texts.layouts
-        return [
-            select(job.recipe, layout, prefix, prefix + rows * columns, job.phrase, job.occurrence)
-            for layout in layouts
-        ]
+    def _run(self, pairs: Pairs, jobs: Sequence[Job], indices: Sequence[int]) -> Iterator[tuple[int, _Pass]]:
+        """One pass for jobs that share a head: for each job's index, what its target gave."""
+        taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
+        targets = list(dict.fromkeys(job.target for job in jobs if job.target.differentiate)) or [jobs[0].target]
+        direct = any(target.path == "direct" for target in targets)
+        found = capture(self.adapter, pairs.inputs, taps, targets, direct=direct)
+        weights = self._weights.value()
+        seen = {target: _Pass(each, weights) for target, each in zip(targets, found, strict=True)}
+        for job, index in zip(jobs, indices, strict=True):
+            yield index, seen.get(job.target, seen[targets[0]])
 
-    def _one(self, job: Job, pairs: Pairs, seen: _Pass, pair: int, selection: Selection, scores: Scores) -> Explanation:
+    def _selections(self, job: Job, pairs: Pairs) -> list[Selection]:
+        inputs = pairs.inputs
+        tokens = ImageTokens(self.adapter.prefix, inputs.images.grid)
+        layouts = inputs.texts.layouts if inputs.texts else (None,) * len(inputs.image_of)
+        return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
+
+    def _one(
+        self,
+        job: Job,
+        pairs: Pairs,
+        seen: _Pass,
+        pair: int,
+        selection: Selection,
+        scores: Scores,
+        *,
+        empty: Empty,
+    ) -> Explanation:
         inputs, found = pairs.inputs, seen.found
-        grid, prefix = inputs.images.grid, self.adapter.prefix
+        grid = inputs.images.grid
         attention = job.recipe.site in ATTENTION_SITES
-        check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], prefix, grid)
+        check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
         try:
-            made = token_maps(job, found, pair, selection, prefix)
+            made = token_maps(job, found, pair, selection)
         except NoGradientError as error:
-            raise NoGradientError(f"{error}; {self._advice(job, pairs, pair, selection)}") from None
+            if empty == "raise":
+                advice = where_alive(self.adapter, pairs.inputs, job, pair)
+                raise NoGradientError(f"{error}; {advice}") from None
+            made = nothing(selection)
         raw = made.values.reshape(-1, *grid).cpu().numpy()
         image = inputs.image_of[pair]
         picture, image_record = pairs.images[image]
@@ -267,7 +312,7 @@ class Explainer:
             provenance={
                 "schema": SCHEMA,
                 "image": image_record,
-                "text": text_record(inputs.texts.layouts[pair]),
+                "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
                 "model": model_record(self.adapter, self.name, seen.weights, attention_tapped=attention),
                 "run": run_record(self.adapter, job, found, pair, selection, grid),
                 "versions": dict(versions()),
@@ -281,31 +326,7 @@ class Explainer:
             attachments=pairs.attachments[image],
         )
 
-    def _advice(self, job: Job, pairs: Pairs, pair: int, selection: Selection) -> str:
-        """At which blocks of this model the same choice would have a gradient: tried in one pass, not looked up."""
-        stream = self.anatomy.stream(job.recipe.stream)
-        blocks = [index for index, block in enumerate(stream.blocks) if job.recipe.site in block.sites]
-        every = replace(job, layers=tuple(blocks))
-        found = capture(self.adapter, pairs.inputs, every.taps, job.target)
-        alive = []
-        for layer in blocks:
-            single = replace(job, recipe=job.recipe.replace(layers=layer, layer_rule="single"), layers=(layer,))
-            try:
-                token_maps(single, found, pair, selection, self.adapter.prefix)
-            except EvidenceError:
-                continue
-            alive.append(layer)
-        if alive:
-            return f"in this model {job.recipe.site} carries one in block {', '.join(map(str, alive))}"
-        return f"in this model no block of {stream.name} carries one at {job.recipe.site} for {job.target.label}"
-
 
 def _word_maps(selection: Selection, raw: Any, made: TokenMaps) -> tuple[WordMap, ...]:
     rows = zip(selection.words, raw[1:], made.statuses[1:], strict=True)
     return tuple(WordMap(word.text, word.span, word.tokens, tokens, status) for word, tokens, status in rows)
-
-
-def _custom(target: object) -> Custom | None:
-    if isinstance(target, Custom):
-        return target
-    return Custom(target, label=getattr(target, "__qualname__", "callable")) if callable(target) else None

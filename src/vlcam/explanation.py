@@ -79,7 +79,7 @@ class Explanation:
     def __repr__(self) -> str:
         """One line: what was explained, how, and whether there is something to see."""
         rows, columns = self.tokens.shape
-        return f"<Explanation of {self.text!r} by {self.recipe.name}, {rows} x {columns} tokens, {self.status}>"
+        return f"<Explanation of {self.subject!r} by {self.recipe.name}, {rows} x {columns} tokens, {self.status}>"
 
     def _repr_png_(self) -> bytes | None:
         """The overlay, which notebooks show for an explanation; nothing where there is nothing to draw."""
@@ -104,9 +104,22 @@ class Explanation:
         return Words(self)
 
     @property
-    def text(self) -> str:
-        """The text as typed."""
-        return str(self.provenance["text"]["given"])
+    def text(self) -> str | None:
+        """The text as typed; None for a model that takes no text."""
+        text = self.provenance["text"]
+        return None if text is None else str(text["given"])
+
+    @property
+    def subject(self) -> str:
+        """What was explained, for people: the text, or the class with its label."""
+        if self.text is not None:
+            return self.text
+        run = self.provenance["run"]
+        explained = run["class"]
+        if explained is None or self.recipe.target == "custom":
+            return f"target {run['target']}"
+        label = "" if explained["label"] is None else f": {explained['label']}"
+        return f"class {explained['index']}{label}"
 
     def peak(self) -> tuple[int, int]:
         """(x, y) of the heatmap's highest pixel in the original image; of equal ones, the first in raster order.
@@ -255,7 +268,8 @@ class Explanation:
         advice = {
             "no positive evidence": "every value is zero after the ReLU; relu='none' shows the signed map",
             "constant": "every cell has the same value, so no place stands out",
-            "zero gradient": "the score does not depend on these rows at this layer; choose an earlier layer",
+            "zero gradient": "the score does not depend on these tokens at this layer; choose an earlier layer, or "
+            "explain with this recipe alone, which says where it does",
         }
         raise EvidenceError(f"nothing to draw ({self.status}): {advice[self.status]}")
 
@@ -290,7 +304,7 @@ class Words(Mapping[str, Explanation]):
         own = {
             "dropped": [part for part in run["dropped"] if part["what"] != "text rows"],
             "phrase": word.word,
-            "occurrence": _occurrence(whole.text, word),
+            "occurrence": _occurrence(whole.subject, word),
             "span": list(word.span),
             "rows": list(word.rows),
         }

@@ -1,6 +1,6 @@
 """From activation and gradient to a token map: pure functions on tensors, which know no model and keep signs.
 
-Axes: B pairs, H heads, Q query rows, K keys (image tokens), N tokens, C channels.
+Axes: B pairs, H heads, Q query rows, K keys, N tokens, C channels. Maps are computed in float32.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from torch import Tensor
 from vlcam.errors import RecipeError
 from vlcam.recipe import Recipe
 
-__all__ = ["attention_rows", "channel_weighted", "merge_layers", "normalised", "row_means"]
-
+__all__ = [
+    "attention_matrix",
+    "channel_map",
+    "head_channels",
+    "head_weights",
+    "merge_layers",
+    "normalised",
+    "propagated",
+    "taken",
+]
 
 _HEADS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "mean": Tensor.mean,
@@ -24,61 +32,210 @@ _HEADS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-def attention_rows(recipe: Recipe, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def taken(tensor: Tensor, indices: Sequence[int], axis: int) -> Tensor:
+    """The rows of an axis; a run of neighbours is a view, not a copy."""
+    if indices and list(indices) == list(range(indices[0], indices[0] + len(indices))):
+        return tensor.narrow(axis, indices[0], len(indices))
+    return tensor.index_select(axis, torch.tensor(list(indices), device=tensor.device))
+
+
+def channel_map(
+    recipe: Recipe, features: Tensor, gradient: Tensor | None, pool: Sequence[int], cells: Sequence[int]
+) -> Tensor:
+    """Weight the channels of token features: float32 [B, cells] from [B, N, C].
+
+    With A the features, G the gradient, i over the pooled tokens, j a cell, c a channel:
+
+    - `gradcam`: M[j] = sum over c of (mean over i of G[i,c]) A[j,c] (Selvaraju et al., ICCV 2017, tokens for pixels).
+    - `gradcam++`: weights sum over i of ReLU(G[i,c]) a[i,c] with a = G^2 / (2 G^2 + (sum over i of A) G^3 + 1e-6)
+      (Chattopadhay et al., WACV 2018, as in pytorch-grad-cam).
+    - `xgradcam`: weights sum over i of G[i,c] A[i,c] / (sum over i of A[i,c] + 1e-7) (Fu et al., BMVC 2020).
+    - `layercam`: M[j] = sum over c of ReLU(G[j,c]) A[j,c] (Jiang et al., IEEE TIP 2021).
+    - `hirescam`: M[j] = sum over c of G[j,c] A[j,c] (Draelos and Carin, arXiv 2011.08891).
+    - `elementwise`: M[j] = sum over c of ReLU(G[j,c] A[j,c]) (pytorch-grad-cam, GradCAMElementWise).
+    - `eigencam`, `eigengradcam`: the first principal component of A, or of G A, over the cells (Muhammad and Yeasin,
+      IJCNN 2020). Its sign is arbitrary; here the cell of largest magnitude is positive.
+    - `none`: M[j] = mean over c of A[j,c].
+
+    Args:
+        recipe: names the weighting, the ReLU and the departures.
+        features: A.
+        gradient: G; None for a weighting that takes none.
+        pool: tokens over which channel weights are pooled.
+        cells: tokens that are the map's cells.
+    """
+    features = features.float()
+    own = taken(features, cells, 1)
+    if gradient is None:
+        values = _first_component(own) if recipe.weighting == "eigencam" else own.mean(-1)
+        return values.relu() if recipe.relu == "map" else values
+    gradient = gradient.float()
+    if recipe.relu == "gradient":
+        gradient = gradient.relu()
+    if recipe.weighting in _POOLED:
+        weights = _POOLED[recipe.weighting](recipe, taken(features, pool, 1), taken(gradient, pool, 1))
+        values = torch.einsum("bc,bnc->bn", weights, own)
+    else:
+        values = _ELEMENTS[recipe.weighting](own, taken(gradient, cells, 1))
+    return values.relu() if recipe.relu == "map" else values
+
+
+def _mean_gradient(_: Recipe, __: Tensor, gradient: Tensor) -> Tensor:
+    return gradient.mean(1)
+
+
+def _plus_plus(recipe: Recipe, features: Tensor, gradient: Tensor) -> Tensor:
+    square = gradient**2
+    if "no_denominator" in recipe.departures:
+        return (gradient.relu() * square).sum(1)
+    cube = square * gradient
+    if "summed_cubes" in recipe.departures:
+        denominator = 2 * square + (cube * features).sum(1, keepdim=True) + 1e-8
+    else:
+        denominator = 2 * square + features.sum(1, keepdim=True) * cube + 1e-6
+    share = torch.where(gradient != 0, square / denominator, 0)
+    return (gradient.relu() * share).sum(1)
+
+
+def _conserving(_: Recipe, features: Tensor, gradient: Tensor) -> Tensor:
+    return (gradient * features).sum(1) / (features.sum(1) + 1e-7)
+
+
+_POOLED: dict[str, Callable[[Recipe, Tensor, Tensor], Tensor]] = {
+    "gradcam": _mean_gradient,
+    "gradcam++": _plus_plus,
+    "xgradcam": _conserving,
+}
+_ELEMENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "layercam": lambda features, gradient: (gradient.relu() * features).sum(-1),
+    "hirescam": lambda features, gradient: (gradient * features).sum(-1),
+    "elementwise": lambda features, gradient: (gradient * features).relu().sum(-1),
+    "eigengradcam": lambda features, gradient: _first_component(gradient * features),
+}
+
+
+def _first_component(values: Tensor) -> Tensor:
+    """Projection of tokens on their first principal component, [B, N] from [B, N, C].
+
+    Through the token-token Gram matrix, which is the smaller one for images of few patches.
+    """
+    centred = values - values.mean(1, keepdim=True)
+    spread, directions = torch.linalg.eigh(centred @ centred.transpose(1, 2))
+    projection = directions[..., -1] * spread[:, -1:].clamp(min=0).sqrt()
+    peak = projection.gather(1, projection.abs().argmax(1, keepdim=True))
+    found: Tensor = projection * peak.sign()
+    return found
+
+
+def attention_matrix(
+    recipe: Recipe,
+    attention: Tensor,
+    gradient: Tensor | None,
+    *,
+    scores: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Combine probabilities and gradient, and merge heads: float32 [B, Q, K] from [B, H, Q, K].
 
     `attention*gradient` with the ReLU on the gradient and the mean over heads is the rule of ALBEF (Li et al. 2021)
-    and of LAVIS' `compute_gradcam`.
+    and of LAVIS' `compute_gradcam`; with the ReLU before heads that of Chefer et al. (ICCV 2021). `gradient` alone is
+    LeGrad's (Bousselham et al. 2024). `sigmoid*gradient` is AGCAM's (Leem and Seo, AAAI 2024).
+
+    Args:
+        recipe: names the weighting, the ReLU and the heads.
+        attention: A.
+        gradient: G; None for `attention`.
+        scores: what the softmax of A takes, for `sigmoid*gradient`.
+        weights: a weight per head [B, H], for `head_weights`.
     """
-    values = _weighted(recipe, attention.float(), None if gradient is None else gradient.float())
+    values = _weighted(recipe, attention, gradient, scores, weights)
     if recipe.relu == "before_heads":
         values = values.relu()
     merged = _HEADS[recipe.heads](values, 1)
     return merged.relu() if recipe.relu == "after_heads" else merged
 
 
-def _weighted(recipe: Recipe, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def _weighted(
+    recipe: Recipe, attention: Tensor, gradient: Tensor | None, scores: Tensor | None, weights: Tensor | None
+) -> Tensor:
     if recipe.weighting == "attention":
-        return attention
+        return attention.float()
+    if weights is not None:
+        return attention.float() * weights[:, :, None, None]
     if gradient is None:
         raise RecipeError(f"weighting={recipe.weighting!r} needs a gradient")
-    kept = gradient.relu() if recipe.relu == "gradient" else gradient
-    return kept if recipe.weighting == "gradient" else attention * kept
+    kept = gradient.float().relu() if recipe.relu == "gradient" else gradient.float()
+    if recipe.weighting == "gradient":
+        return kept
+    return kept * (attention.float() if scores is None else scores.float().sigmoid())
 
 
-def row_means(recipe: Recipe, rows: Tensor, selections: Sequence[Sequence[int]]) -> Tensor:
-    """Average query rows: [B, R, K] from [B, Q, K] and the row numbers of R selections."""
-    means = torch.stack([rows[:, list(selection)].mean(1) for selection in selections], 1)
-    return means.relu() if recipe.relu == "map" else means
+def head_weights(recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], cells: Sequence[int]) -> Tensor:
+    """A weight per head, [B, H]: the mean gradient over the rows' patch keys, or over the whole matrix [B, H, Q, K].
+
+    The first is `generate_cam_attn` of Chefer et al. (CVPR 2021), the second the Grad-CAM baseline of Chefer et al.
+    (ICCV 2021).
+    """
+    if gradient is None:
+        raise RecipeError("weighting='head_weights' needs a gradient")
+    gradient = gradient.float().relu() if recipe.relu == "gradient" else gradient.float()
+    if recipe.gradient_tokens == "patches":
+        gradient = taken(taken(gradient, rows, 2), cells, 3)
+    return gradient.mean((2, 3))
 
 
-def channel_weighted(recipe: Recipe, features: Tensor, gradient: Tensor, prefix: int) -> Tensor:
-    """Grad-CAM on tokens: float32 [B, N] from [B, N, C].
+def head_channels(attention: Tensor, rows: Sequence[int]) -> Tensor:
+    """Heads as channels: features [B, K, H] from [B, H, Q, K], the mean of the chosen rows."""
+    return taken(attention.float(), rows, 2).mean(2).transpose(1, 2)
 
-    Channels are weighted by their gradient's mean over the recipe's gradient tokens (Selvaraju et al. 2017, with
-    tokens in the place of pixels).
+
+def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """Carry rows through the blocks' attention: [B, R, K] from matrices [B, N, N], first block first, and rows [R, N].
+
+    - `rollout`: each matrix plus the identity, its rows scaled to a sum of 1, then the product (Abnar and Zuidema, ACL
+      2020). `discard` sets the smallest entries to zero before, but for [CLS, CLS] (vit-explain).
+    - `relevance`: R <- R + E R from the first block on, which is the product of identity plus E (Chefer et al., ICCV
+      2021).
+
+    Only the chosen rows of the product are computed, from the last block down.
 
     Args:
-        recipe: names the gradient tokens and the ReLU.
-        features: the tensor read at the site.
-        gradient: its gradient.
-        prefix: tokens before the patches.
-
-    Raises:
-        RecipeError: class-token gradients are asked for where there is no class token.
+        recipe: names the rule, the share that is discarded, and the departures.
+        matrices: E of every block.
+        rows: weights of the query rows of every selection.
     """
-    features, gradient = features.float(), gradient.float()
-    if recipe.relu == "gradient":
-        gradient = gradient.relu()
-    if recipe.gradient_tokens == "cls" and not prefix:
-        raise RecipeError("gradient_tokens='cls': these tokens have no class token; choose 'patches' or 'all'")
-    pooled = {"cls": gradient[:, :1], "patches": gradient[:, prefix:], "all": gradient}[recipe.gradient_tokens]
-    values = torch.einsum("bc,bnc->bn", pooled.mean(1), features)
-    return values.relu() if recipe.relu == "map" else values
+    found = rows.to(matrices[-1]).expand(len(matrices[-1]), *rows.shape)
+    for matrix in reversed(matrices):
+        identity = torch.eye(matrix.shape[-1], device=matrix.device)
+        if recipe.layer_rule == "relevance":
+            found = found @ (matrix + identity)
+        else:
+            found = found @ _row_scaled(recipe, _pruned(recipe, matrix) + identity)
+    return found
+
+
+def _row_scaled(recipe: Recipe, matrix: Tensor) -> Tensor:
+    sums = matrix.sum(-1)
+    # vit-explain divides without keeping the axis, and so column j by the sum of row j.
+    return matrix / (sums[..., None, :] if "column_scaling" in recipe.departures else sums[..., None])
+
+
+def _pruned(recipe: Recipe, matrix: Tensor) -> Tensor:
+    count = int(matrix.shape[-1] ** 2 * recipe.discard)
+    if not count:
+        return matrix
+    flat = matrix.flatten(1)
+    smallest = flat.topk(count, largest=False).indices
+    kept = flat.scatter(1, smallest, 0)
+    if "unprotected" not in recipe.departures:
+        kept[:, 0] = flat[:, 0]
+    return kept.view_as(matrix)
 
 
 def merge_layers(recipe: Recipe, maps: Sequence[Tensor]) -> Tensor:
     """One map from one per layer, element by element."""
+    if len(maps) == 1:
+        return maps[0]
     stacked = torch.stack(list(maps))
     if recipe.layer_rule == "sum":
         return stacked.sum(0)

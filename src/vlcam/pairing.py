@@ -38,14 +38,18 @@ class Pairs:
     many: bool
 
 
-def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, strict: bool) -> Pairs:
-    """Pair images with texts: one with one, one with many, many with one, or n with n in order.
+def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, classes: int | None = None, strict: bool = False) -> Pairs:
+    """Pair images with questions: one with one, one with many, many with one, or n with n in order.
+
+    The questions are texts, or classes for a model that takes no text.
 
     Args:
         adapter: prepares both for its model.
         image: a path, bytes, PIL image or uint8 array; a float tensor [3, H, W] or [B, 3, H, W] that is already
-            preprocessed; a list of any of the former; or a mapping with `pixel_values` and `input_ids`.
-        text: a string, a list of strings; None where the mapping has `input_ids`.
+            preprocessed; a list of any of the former; or a mapping with `pixel_values` and, if the model takes text,
+            `input_ids`.
+        text: a string, a list of strings; None where the mapping has `input_ids`, and for a model that takes none.
+        classes: how many classes a list of them names; None where there was no list.
         strict: whether text beyond the model's limit is an error.
 
     Raises:
@@ -53,32 +57,37 @@ def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, strict: bool) -> Pa
     """
     ids = mask = None
     if isinstance(image, (Mapping, UserDict)):  # transformers' BatchEncoding is a UserDict
-        image, ids, mask = _from_mapping(image, text)
-    images, pictures, attachments, many_images = _images(adapter, image)
+        image, ids, mask = _from_mapping(image, text, with_text=adapter.takes_text)
+    images, pictures, attachments, many = _images(adapter, image)
+    if not adapter.takes_text:
+        if text is not None:
+            raise InputError(f"text={text!r}: this model takes no text; name a class instead, target=...")
+        image_of = _image_of(len(pictures), 1 if classes is None else classes, "classes")
+        return Pairs(Inputs(images, None, image_of), tuple(pictures), tuple(attachments), many or classes is not None)
     if ids is not None:
-        texts, many_texts = adapter.accept_ids(ids, mask), True
+        texts, many = adapter.accept_ids(ids, mask), True
     else:
-        given, many_texts = _strings(text)
+        given, several = _strings(text)
+        many = many or several
         count = len(pictures) if len(given) == 1 else len(given)
         texts = adapter.prepare_texts(given * count if len(given) == 1 else given)
-    image_of = _image_of(len(pictures), len(texts.layouts))
+    image_of = _image_of(len(pictures), len(texts.layouts), "texts")
     _check_cut(texts, strict=strict)
-    return Pairs(Inputs(images, texts, image_of), tuple(pictures), tuple(attachments), many_images or many_texts)
+    return Pairs(Inputs(images, texts, image_of), tuple(pictures), tuple(attachments), many)
 
 
-def _from_mapping(batch: Any, text: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    if text is not None:
+def _from_mapping(batch: Any, text: Any, *, with_text: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if with_text and text is not None:
         raise InputError("the batch has input_ids already; leave text out")
-    missing = [key for key in ("pixel_values", "input_ids") if key not in batch]
+    missing = [key for key in ("pixel_values", *(["input_ids"] if with_text else [])) if key not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}")
-    pixels, ids = _tensor("pixel_values", batch["pixel_values"]), _tensor("input_ids", batch["input_ids"])
+    pixels = _tensor("pixel_values", batch["pixel_values"])
+    pixels = pixels if pixels.ndim == 4 else pixels[None]
+    if not with_text:
+        return pixels, None, None
     mask = batch.get("attention_mask")
-    return (
-        pixels if pixels.ndim == 4 else pixels[None],
-        ids,
-        None if mask is None else _tensor("attention_mask", mask),
-    )
+    return pixels, _tensor("input_ids", batch["input_ids"]), None if mask is None else _tensor("attention_mask", mask)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -153,14 +162,16 @@ def _strings(text: Any) -> tuple[list[str], bool]:
     return given, many
 
 
-def _image_of(images: int, texts: int) -> tuple[int, ...]:
+def _image_of(images: int, questions: int, kind: str) -> tuple[int, ...]:
+    if questions == 1:
+        return tuple(range(images))
     if images == 1:
-        return (0,) * texts
-    if images == texts:
+        return (0,) * questions
+    if images == questions:
         return tuple(range(images))
     raise InputError(
-        f"{images} images and {texts} texts: give one of either, or as many of one as of the other; pairs are made "
-        "in order"
+        f"{images} images and {questions} {kind}: give one of either, or as many of one as of the other; pairs are "
+        "made in order"
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import Tap
+from vlcam.anatomy import SCORES, Tap
 from vlcam.catalogue import named
 from vlcam.errors import RecipeError
-from vlcam.recipe import Recipe
+from vlcam.recipe import SCALES, Recipe
 from vlcam.targets import Custom, Target, resolve
 
 __all__ = ["Job", "in_passes", "plan"]
@@ -23,7 +23,7 @@ class Job:
     Attributes:
         recipe: every choice.
         layers: the blocks that the recipe's `layers` are in this model.
-        layers_rule: how they were found, in words.
+        fitted: how layers and target were found, in words, by field.
         target: what is differentiated.
         phrase: the words that were asked for, if any.
         occurrence: which of several.
@@ -31,15 +31,34 @@ class Job:
 
     recipe: Recipe
     layers: tuple[int, ...]
-    layers_rule: str
+    fitted: Mapping[str, str]
     target: Target
     phrase: str | None = None
     occurrence: int | None = None
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """What is read, a tap per layer."""
+        """The recipe's site, a tap per layer."""
         return tuple(Tap(self.recipe.stream, layer, self.recipe.site) for layer in self.layers)
+
+    @property
+    def gradient_taps(self) -> tuple[Tap, ...]:
+        """Whose gradient goes with each of `taps`."""
+        order = self.layers[::-1] if "mirrored_layers" in self.recipe.departures else self.layers
+        site = SCORES if "scores_gradient" in self.recipe.departures else self.recipe.site
+        return tuple(Tap(self.recipe.stream, layer, site) for layer in order)
+
+    @property
+    def score_taps(self) -> tuple[Tap, ...]:
+        """What the softmax takes at each of `taps`, for a recipe that reads it."""
+        if self.recipe.weighting != "sigmoid*gradient":
+            return ()
+        return tuple(Tap(self.recipe.stream, layer, SCORES) for layer in self.layers)
+
+    @property
+    def read(self) -> tuple[Tap, ...]:
+        """Everything that a pass must tap."""
+        return tuple(dict.fromkeys((*self.taps, *self.gradient_taps, *self.score_taps)))
 
 
 def plan(
@@ -48,6 +67,7 @@ def plan(
     changes: Mapping[str, Any],
     *,
     custom: Custom | None = None,
+    classes: Sequence[int | None] = (None,),
     phrase: str | None = None,
     occurrence: int | None = None,
 ) -> Job:
@@ -55,9 +75,10 @@ def plan(
 
     Args:
         adapter: the model.
-        recipe: a name, whose published layer is moved to the same relative depth, or a recipe, taken as it is.
+        recipe: a name, whose published layer and target are moved to this model, or a recipe, taken as it is.
         changes: fields that replace the recipe's.
         custom: the callable behind `target='custom'`.
+        classes: the class of every pair, or one for all; None for the one with the highest logit.
         phrase: words of the text; the recipe then reads their rows.
         occurrence: which of several.
 
@@ -68,38 +89,56 @@ def plan(
     if isinstance(recipe, str):
         entry = named(recipe)
         stream = adapter.anatomy.stream(changes.get("stream", entry.recipe.stream))
-        chosen, rule = entry.fitted(len(stream.blocks))
+        chosen, fitted = entry.fitted(len(stream.blocks), adapter)
     else:
-        chosen, rule = recipe, "as given"
+        chosen, fitted = recipe, dict.fromkeys(("layers", "target", "tokens"), "as given")
     wanted = dict(changes)
-    if "layers" in wanted:
-        rule = "as given"
+    wanted |= _scale(chosen, wanted)
+    fitted |= {field: "as given" for field in fitted if field in wanted}
+    if {"queries", "gradient_tokens"} & set(wanted):
+        fitted["tokens"] = "as given"
     if phrase is not None:
-        if chosen.queries not in ("all", "phrase"):
-            raise RecipeError(
-                f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "
-                "(site='CROSS', queries='all' or 'phrase') can be read for one phrase"
-            )
-        if wanted.get("queries", "phrase") != "phrase":
-            raise RecipeError(f"phrase={phrase!r} and queries={wanted['queries']!r}: give one of them")
-        wanted["queries"] = "phrase"
+        wanted |= _phrase_rows(chosen, wanted, phrase)
     elif occurrence is not None:
         raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
     chosen = chosen.replace(**wanted)
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
-    return Job(chosen, layers, rule, resolve(chosen, adapter.heads, custom), phrase, occurrence)
+    target = resolve(chosen, adapter.heads, custom=custom, classes=classes)
+    if target.path == "block" and not adapter.reads_blocks:
+        raise RecipeError(
+            f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
+            "tokens of a block; use gradient_path='full'"
+        )
+    return Job(chosen, layers, fitted, target, phrase, occurrence)
+
+
+def _scale(chosen: Recipe, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The first scale of another target, if it lacks the recipe's and none was given."""
+    scales = SCALES.get(wanted.get("target", chosen.target), ())
+    return {"scale": scales[0]} if "scale" not in wanted and scales and chosen.scale not in scales else {}
+
+
+def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict[str, Any]:
+    if chosen.queries not in ("all", "phrase"):
+        raise RecipeError(
+            f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "
+            "(site='CROSS', queries='all' or 'phrase') can be read for one phrase"
+        )
+    if wanted.get("queries", "phrase") != "phrase":
+        raise RecipeError(f"phrase={phrase!r} and queries={wanted['queries']!r}: give one of them")
+    return {"queries": "phrase"}
 
 
 def in_passes(jobs: Sequence[Job]) -> list[list[int]]:
-    """Indices of jobs, grouped by the pass that serves them: those with one target share one.
+    """Indices of jobs, grouped by the pass that serves them: one head, and one way for gradients through the model.
 
-    A map that takes no gradient joins a pass that runs the same head for another reason.
+    A map that takes no gradient joins a pass that runs for another reason.
     """
-    passes: dict[tuple[str, str], list[int]] = {}
+    passes: dict[tuple[str, bool], list[int]] = {}
     for index, job in sorted(enumerate(jobs), key=lambda item: not item[1].target.differentiate):
-        key = (job.target.head, job.target.label)
+        key = (job.target.head, job.target.path == "direct")
         if not job.target.differentiate:
             key = next((other for other in passes if other[0] == job.target.head), key)
         passes.setdefault(key, []).append(index)

@@ -67,7 +67,8 @@ def figure(explanation: Explanation) -> Figure:
 
 def _tiles(explanation: Explanation) -> list[tuple[str, NDArray[np.float32], str]]:
     phrase = explanation.provenance["run"]["phrase"]
-    whole = (f"“{phrase}”" if phrase else "whole text", explanation.tokens, explanation.status)
+    name = f"“{phrase}”" if phrase else "whole text" if explanation.text is not None else explanation.subject
+    whole = (name, explanation.tokens, explanation.status)
     return [whole, *((word.word, word.tokens, word.status) for word in explanation.word_maps)]
 
 
@@ -91,8 +92,8 @@ def _draw(ax: Axes, raw: NDArray[np.float32], colours: ScalarMappable) -> None:
 
 def _title(explanation: Explanation) -> str:
     run, model = explanation.provenance["run"], explanation.provenance["model"]
-    shown = ("itm_logit", "itm_probability", "contrastive_cosine")
-    scores = "   ".join(str(explanation.scores[name]) for name in shown if name in explanation.scores)
+    kinds = ("logit", "probability", "cosine")
+    scores = "   ".join(str(score) for score in explanation.scores.values() if score.kind in kinds)
     blocks = ", ".join(map(str, run["layers"]))
     recipe = f"{explanation.recipe.name}, {run['site']} of {run['stream']} block {blocks}"
-    return f"{explanation.text}\n{scores}\n{recipe}   {explanation.recipe.fingerprint}   {model['id']}"
+    return f"{explanation.subject}\n{scores}\n{recipe}   {explanation.recipe.fingerprint}   {model['id']}"

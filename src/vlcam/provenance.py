@@ -15,6 +15,7 @@ from vlcam.adapter import ModelAdapter
 from vlcam.capture import Capture
 from vlcam.plan import Job
 from vlcam.rows import Selection
+from vlcam.targets import explained_classes
 from vlcam.text import TextLayout
 
 __all__ = ["SCHEMA", "WeightsHash", "model_record", "run_record", "text_record", "versions"]
@@ -104,18 +105,30 @@ def run_record(
         "stream": job.recipe.stream,
         "site": job.recipe.site,
         "layers": list(job.layers),
-        "layers_rule": job.layers_rule,
+        "fitted": dict(job.fitted),
         "blocks": len(adapter.anatomy.stream(job.recipe.stream).blocks),
         "target": job.target.label,
         "target_value": float(found.target[pair]) if job.target.differentiate else None,
+        "class": _class_record(adapter, job, found, pair),
         "grid": list(grid),
-        "prefix_tokens": adapter.prefix,
+        "prefix_tokens": list(adapter.prefix),
         "dropped": selection.dropped,
         "phrase": job.phrase,
         "occurrence": job.occurrence,
         "span": list(selection.span) if selection.span else None,
         "rows": list(selection.rows),
     }
+
+
+def _class_record(adapter: ModelAdapter, job: Job, found: Capture, pair: int) -> dict[str, Any] | None:
+    """The class that the scores are of, and that is explained if the target is a class."""
+    target = job.target
+    if adapter.heads[target.head] != "classes":
+        return None
+    index = int(explained_classes(found.outputs[target.head], target.classes)[pair])
+    named = target.classes[pair if len(target.classes) > 1 else 0] is not None
+    label = adapter.labels[index] if index < len(adapter.labels) else None
+    return {"index": index, "label": label, "chosen": "as given" if named else "highest logit"}
 
 
 @cache

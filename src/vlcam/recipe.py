@@ -12,11 +12,12 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from types import SimpleNamespace
+from typing import Any, Literal, Self, cast, get_args
 
 from vlcam.errors import RecipeError, listing
 
-__all__ = ["SCHEMA", "Layers", "Queries", "Recipe"]
+__all__ = ["SCALES", "SCHEMA", "Layers", "Queries", "Recipe", "Target", "takes_gradient", "values_of"]
 
 SCHEMA = 1
 """Version of the field list. A field that a later version adds is left out of the fingerprint at its neutral value."""
@@ -24,28 +25,55 @@ SCHEMA = 1
 Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT"]
 Stream = Literal["vision", "fusion"]
 Layers = tuple[int, ...] | Literal["last", "all"]
-Target = Literal["itm", "contrastive", "custom", "none"]
-Scale = Literal["logit", "probability", "log-probability", "margin", "cosine", "raw", "none"]
+Target = Literal["class", "itm", "contrastive", "custom", "none"]
+Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
+GradientPath = Literal["full", "direct", "block", "none"]
 GradientTokens = Literal["cls", "patches", "all", "none"]
-Queries = tuple[int, ...] | Literal["cls", "patches", "all", "phrase", "none"]
-Excluded = Literal["cls", "special_text", "padding"]
-Weighting = Literal["gradcam", "attention", "gradient", "attention*gradient"]
+Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "all", "phrase", "none"]
+MapAxis = Literal["keys", "queries", "none"]
+Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
+ChannelWeighting = Literal[
+    "gradcam", "gradcam++", "xgradcam", "layercam", "hirescam", "elementwise", "eigencam", "eigengradcam", "none"
+]
+AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
+Weighting = ChannelWeighting | AttentionWeighting
 Relu = Literal["none", "gradient", "before_heads", "after_heads", "map"]
-Heads = Literal["mean", "sum", "max", "min", "none"]
-LayerRule = Literal["single", "mean", "sum", "max", "shared"]
+Heads = Literal["mean", "sum", "max", "min", "channels", "none"]
+LayerRule = Literal["single", "mean", "sum", "max", "shared", "rollout", "relevance"]
+Departure = Literal[
+    "column_scaling", "mirrored_layers", "scores_gradient", "unprotected", "summed_cubes", "no_denominator"
+]
 Reshape = Literal["raster"]
 Upsample = Literal["nearest", "bilinear", "bicubic"]
 Normalize = Literal["none", "minmax", "max"]
 
 ATTENTION_SITES = ("F2", "CROSS")
+CHANNEL_WEIGHTINGS = get_args(ChannelWeighting)
+POOLED = ("gradcam", "gradcam++", "xgradcam")
+"""Weightings with one weight per channel, for which gradients are pooled over tokens."""
+FLOWS = ("rollout", "relevance")
+"""Layer rules that multiply the attention matrices of the blocks."""
+
+_WITHOUT_GRADIENT = ("attention", "none", "eigencam")
+
+_DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
+    "column_scaling": ("layer_rule", ("rollout",)),
+    "mirrored_layers": ("layer_rule", ("rollout",)),
+    "scores_gradient": ("weighting", ("gradient", "attention*gradient", "head_weights")),
+    "unprotected": ("layer_rule", ("rollout",)),
+    "summed_cubes": ("weighting", ("gradcam++",)),
+    "no_denominator": ("weighting", ("gradcam++",)),
+}
 
 _WORDS: dict[str, tuple[Any, ...]] = {
     "site": get_args(Site),
     "stream": get_args(Stream),
     "target": get_args(Target),
     "scale": get_args(Scale),
+    "gradient_path": get_args(GradientPath),
     "gradient_tokens": get_args(GradientTokens),
-    "weighting": get_args(Weighting),
+    "map_axis": get_args(MapAxis),
+    "weighting": (*get_args(ChannelWeighting), *get_args(AttentionWeighting)),
     "relu": get_args(Relu),
     "heads": get_args(Heads),
     "layer_rule": get_args(LayerRule),
@@ -53,7 +81,8 @@ _WORDS: dict[str, tuple[Any, ...]] = {
     "upsample": get_args(Upsample),
     "normalize": get_args(Normalize),
 }
-_SCALES: dict[str, tuple[Scale, ...]] = {
+SCALES: dict[str, tuple[Scale, ...]] = {
+    "class": ("logit", "probability", "log-probability", "margin", "finer"),
     "itm": ("logit", "probability", "log-probability", "margin"),
     "contrastive": ("cosine",),
     "custom": ("raw",),
@@ -61,9 +90,9 @@ _SCALES: dict[str, tuple[Scale, ...]] = {
 }
 _GROUPS: dict[str, tuple[str, ...]] = {
     "feature representation": ("site", "stream", "layers"),
-    "gradient target": ("target", "scale"),
-    "token handling": ("gradient_tokens", "queries", "exclude"),
-    "aggregation": ("weighting", "relu", "heads", "layer_rule"),
+    "gradient target": ("target", "scale", "gradient_path"),
+    "token handling": ("gradient_tokens", "queries", "map_axis", "exclude"),
+    "aggregation": ("weighting", "relu", "heads", "layer_rule", "discard", "departures"),
     "spatial reconstruction": ("reshape", "upsample", "normalize"),
 }
 
@@ -80,16 +109,28 @@ class Recipe:
             cross-attention).
         stream: the stack of blocks that the site is in.
         layers: block indices (negative ones count from the end), `last` or `all`.
-        target: the scalar whose gradient is taken: image-text matching, contrastive similarity, a callable, none.
-        scale: on which scale the target is read.
-        gradient_tokens: for token features, over which tokens the gradient is averaged into channel weights.
-        queries: for attention, which query rows are averaged into the map.
-        exclude: what never reaches the map: `cls` (image class token), `special_text` (rows of [ENC], [CLS],
-            [SEP]), `padding` (rows of padding).
+        target: the scalar whose gradient is taken: a class, image-text matching, contrastive similarity, a
+            callable, none.
+        scale: on which scale the target is read. `margin`: to the runner-up. `finer`: to the three classes whose
+            logits are nearest, weighted by their probabilities (Finer-CAM).
+        gradient_path: how the target depends on the tensor. `full`: as in the model. `direct`: through residual
+            connections and FFNs only, the inputs of attention detached (AGCAM). `block`: each block is read at its
+            own output, averaged over all tokens, by the model's final norm and head (LeGrad). `none`: no gradient.
+        gradient_tokens: over which tokens the gradient is pooled into channel or head weights. For attention: over
+            which keys of the chosen rows (`patches`), or over all rows and keys (`all`).
+        queries: for attention, which query rows are averaged into the map; which key columns, if the map's cells
+            are queries.
+        map_axis: for attention, whether the map's cells are the `keys` (attention received) or the `queries`.
+        exclude: what takes no part. `cls`: the image's prefix tokens are no cells of the map. `registers`,
+            `distillation`: these tokens are left out of `all` too. `special_text` (rows of [ENC], [CLS], [SEP]),
+            `padding` (rows of padding).
         weighting: how activation and gradient are combined.
-        relu: where negative values are removed.
-        heads: how attention heads are merged.
+        relu: where negative values are removed, besides the ReLU that is part of a weighting.
+        heads: how attention heads are merged; `channels`: heads are taken for the channels of token features.
         layer_rule: how several layers are merged. `shared`: the layers read one tensor, and its gradients add up.
+            `rollout` and `relevance` multiply attention matrices.
+        discard: for `rollout`, the share of smallest entries of each block's matrix that is set to zero.
+        departures: where published code departs from the formula, by name; see `docs/recipes.md`.
         reshape: how tokens become a grid.
         upsample: interpolation from the grid to pixels.
         normalize: what is done to the token map before it becomes a heatmap.
@@ -105,13 +146,17 @@ class Recipe:
     layers: Layers
     target: Target
     scale: Scale
+    gradient_path: GradientPath
     gradient_tokens: GradientTokens
     queries: Queries
+    map_axis: MapAxis
     exclude: tuple[Excluded, ...]
     weighting: Weighting
     relu: Relu
     heads: Heads
     layer_rule: LayerRule
+    discard: float
+    departures: tuple[Departure, ...]
     reshape: Reshape
     upsample: Upsample
     normalize: Normalize
@@ -121,30 +166,38 @@ class Recipe:
         if not isinstance(self.name, str):
             raise RecipeError(f"name={self.name!r}: give text")
         object.__setattr__(self, "layers", _whole_numbers("layers", self.layers, ("last", "all")))
-        words = ("cls", "patches", "all", "phrase", "none")
+        words = ("cls", "registers", "patches", "all", "phrase", "none")
         object.__setattr__(self, "queries", _whole_numbers("queries", self.queries, words))
-        object.__setattr__(self, "exclude", _excluded(self.exclude))
+        object.__setattr__(self, "exclude", _names("exclude", self.exclude, get_args(Excluded)))
+        object.__setattr__(self, "departures", _names("departures", self.departures, get_args(Departure)))
+        object.__setattr__(self, "discard", _share(self.discard))
         for field, known in _WORDS.items():
             _one_of(field, getattr(self, field), known)
         for field, known, reason in _constraints(self):
             _one_of(field, getattr(self, field), known, reason)
         _check_layers(self)
         _check_exclude(self)
+        _check_departures(self)
 
     @property
     def fingerprint(self) -> str:
         """Short name of the choices: `r1-` and twelve hexadecimal digits; equal recipes have equal fingerprints."""
-        choices = {field: value for field, value in self.to_dict().items() if field not in ("name", "schema")}
+        values = self.to_dict()
+        silent = {"name": self.name, "schema": SCHEMA} | _neutral(values)
+        choices = {field: value for field, value in values.items() if field not in silent or value != silent[field]}
         digest = hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
         return f"r{SCHEMA}-{digest[:12]}"
 
     @property
     def needs_gradient(self) -> bool:
         """Whether the map depends on the gradient of the target."""
-        return self.weighting != "attention"
+        return takes_gradient(self.weighting)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other choices; the name is kept unless a new one is given.
+
+        A field for which the changes leave a single value takes that value: `replace(weighting="attention")` also sets
+        `target="none"`, because attention depends on no score.
 
         Args:
             **changes: field names and their new values.
@@ -155,7 +208,7 @@ class Recipe:
         unknown = [field for field in changes if field not in self.to_dict() or field == "schema"]
         if unknown:
             raise RecipeError(f"a recipe has no field {listing(unknown)}; its fields: {', '.join(self._fields())}")
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **_forced(self, changes) | changes)
 
     def to_dict(self) -> dict[str, Any]:
         """The schema version and every field in order, as JSON values."""
@@ -179,6 +232,7 @@ class Recipe:
         schema = given.pop("schema", None)
         if schema != SCHEMA:
             raise RecipeError(f"recipe schema {schema!r}: this release of vlcam reads schema {SCHEMA}")
+        given = _neutral(given) | given
         missing = [field for field in cls._fields() if field not in given]
         unknown = [field for field in given if field not in cls._fields()]
         if missing or unknown:
@@ -234,33 +288,138 @@ class Recipe:
         return tuple(field.name for field in dataclasses.fields(cls))
 
 
-def _constraints(recipe: Recipe) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+def takes_gradient(weighting: str) -> bool:
+    """Whether a weighting depends on the gradient of the target."""
+    return weighting not in _WITHOUT_GRADIENT
+
+
+def values_of(field: str) -> tuple[Any, ...]:
+    """The words that a field knows; none for one that holds numbers, lists or free text.
+
+    Raises:
+        RecipeError: no such field.
+    """
+    if field in _WORDS:
+        return _WORDS[field]
+    if field in Recipe.__dataclass_fields__:
+        return {"queries": ("cls", "registers", "patches", "all")}.get(field, ())
+    raise RecipeError(f"a recipe has no field {field!r}; its fields: {', '.join(Recipe.__dataclass_fields__)}")
+
+
+def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What fields that came after the first files mean there: those lack them, and fingerprints stay as they were."""
+    return {
+        "gradient_path": "full" if takes_gradient(values.get("weighting", "")) else "none",
+        "map_axis": "keys" if values.get("site") in ATTENTION_SITES else "none",
+        "discard": 0.0,
+        "departures": [],
+    }
+
+
+Constraint = tuple[str, tuple[Any, ...], str]
+
+
+def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that are not among the changes, and for which those leave one value, with that value."""
+    values = {field: getattr(recipe, field) for field in _WORDS} | {"queries": recipe.queries, "departures": ()}
+    values |= {field: value for field, value in changes.items() if field in values and field != "departures"}
+    if any(values[field] not in known for field, known in _WORDS.items()):
+        return {}  # the constructor says what is wrong
+    forced: dict[str, Any] = {}
+    for _ in _WORDS:  # one value may force the next
+        draft = SimpleNamespace(**values | forced)
+        draft.needs_gradient = takes_gradient(draft.weighting)
+        found = {
+            field: known[0]
+            for field, known, _ in _constraints(cast("Recipe", draft))
+            if len(known) == 1 and field in values and field not in changes and getattr(draft, field) != known[0]
+        }
+        if not found:
+            break
+        forced |= found
+    return forced
+
+
+def _constraints(recipe: Recipe) -> Iterator[Constraint]:
     """For each field whose values depend on another field: the values that would do, and why."""
-    site, attention = recipe.site, recipe.site in ATTENTION_SITES
+    site = recipe.site
     yield "stream", ("fusion",) if site in ("CROSS", "CONTEXT") else ("vision",), f"site={site!r}"
-    yield "scale", _SCALES[recipe.target], f"target={recipe.target!r}"
-    if attention:
-        yield "weighting", ("attention", "gradient", "attention*gradient"), f"site={site!r}"
-        yield "gradient_tokens", ("none",), f"site={site!r} (rows are chosen by queries)"
-        yield "heads", ("mean", "sum", "max", "min"), f"site={site!r}"
-        if isinstance(recipe.queries, str):
-            rows = ("cls", "all", "phrase") if site == "CROSS" else ("cls", "patches", "all")
-            yield "queries", rows, f"site={site!r}"
+    yield "scale", SCALES[recipe.target], f"target={recipe.target!r}"
+    if site in ATTENTION_SITES:
+        yield from _attention_constraints(recipe)
     else:
-        yield "weighting", ("gradcam",), f"site={site!r}"
-        yield "gradient_tokens", ("cls", "patches", "all"), f"site={site!r}"
-        yield "heads", ("none",), f"site={site!r} (token features have no head axis)"
-        yield "queries", ("none",), f"site={site!r} (token features have no query rows)"
-        yield "relu", ("none", "gradient", "map"), f"site={site!r}"
-    if recipe.weighting == "attention":
-        yield "relu", ("none",), "weighting='attention' (probabilities are never negative)"
-        yield "target", ("none",), "weighting='attention' (attention does not depend on a score)"
+        yield from _feature_constraints(recipe)
+    yield from _gradient_constraints(recipe)
+    yield from _layer_constraints(recipe)
+
+
+def _attention_constraints(recipe: Recipe) -> Iterator[Constraint]:
+    site, channels = f"site={recipe.site!r}", recipe.heads == "channels"
+    yield "heads", ("mean", "sum", "max", "min", "channels"), site
+    if channels:
+        yield "weighting", CHANNEL_WEIGHTINGS, "heads='channels'"
+        yield from _channel_constraints(recipe, ("patches",))
     else:
-        yield "target", ("itm", "contrastive", "custom"), f"weighting={recipe.weighting!r}"
+        yield "weighting", get_args(AttentionWeighting), f"{site}, heads={recipe.heads!r}"
+        pooled = recipe.weighting == "head_weights"
+        yield "gradient_tokens", ("patches", "all") if pooled else ("none",), f"weighting={recipe.weighting!r}"
+    yield "map_axis", ("keys",) if channels or recipe.site == "CROSS" else ("keys", "queries"), site
+    if isinstance(recipe.queries, str):
+        rows = ("cls", "all", "phrase") if recipe.site == "CROSS" else ("cls", "registers", "patches", "all")
+        yield "queries", rows, site
+
+
+def _feature_constraints(recipe: Recipe) -> Iterator[Constraint]:
+    site = f"site={recipe.site!r}"
+    yield "weighting", CHANNEL_WEIGHTINGS, site
+    yield "heads", ("none",), f"{site} (token features have no head axis)"
+    yield "queries", ("none",), f"{site} (token features have no query rows)"
+    yield "map_axis", ("none",), f"{site} (tokens are the only axis)"
+    yield from _channel_constraints(recipe, ("cls", "patches", "all"))
+
+
+def _channel_constraints(recipe: Recipe, tokens: tuple[str, ...]) -> Iterator[Constraint]:
+    weighting = f"weighting={recipe.weighting!r}"
+    pooled = tokens if recipe.weighting == "gradcam" else tokens[-2:]
+    yield "gradient_tokens", pooled if recipe.weighting in POOLED else ("none",), weighting
+    if recipe.weighting == "elementwise":
+        yield "relu", ("none",), f"{weighting} (its own ReLU leaves nothing negative)"
+    elif recipe.weighting in ("gradcam", "xgradcam", "hirescam"):
+        yield "relu", ("none", "gradient", "map"), weighting
+    else:
+        yield "relu", ("none", "map"), weighting
+
+
+def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
+    weighting = f"weighting={recipe.weighting!r}"
+    if not recipe.needs_gradient:
+        if recipe.weighting == "attention":
+            yield "relu", ("none",), f"{weighting} (probabilities are never negative)"
+        yield "target", ("none",), f"{weighting} (it does not depend on a score)"
+        yield "gradient_path", ("none",), weighting
+        return
+    yield "target", ("class", "itm", "contrastive", "custom"), weighting
+    yield "gradient_path", ("full", "direct", "block"), weighting
+    if recipe.site != "F2":
+        yield "gradient_path", ("full",), f"site={recipe.site!r} (other paths are those of AGCAM and LeGrad, for F2)"
+    if recipe.weighting == "sigmoid*gradient":
+        yield "site", ("F2",), f"{weighting} (the scores before the softmax)"
+
+
+def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
+    rule = f"layer_rule={recipe.layer_rule!r}"
     if recipe.layer_rule == "shared":
-        yield "site", ("CONTEXT",), "layer_rule='shared'"
-    elif site == "CONTEXT":
+        yield "site", ("CONTEXT",), rule
+    elif recipe.site == "CONTEXT":
         yield "layer_rule", ("single", "shared"), "site='CONTEXT' (every block reads the same tensor)"
+    if recipe.layer_rule in FLOWS:
+        yield "site", ("F2",), f"{rule} (only self-attention matrices can be multiplied)"
+        yield "heads", ("mean", "sum", "max", "min"), rule
+        yield "map_axis", ("keys",), rule
+    if recipe.layer_rule != "rollout":
+        yield "discard", (0.0,), rule
+    for departure in recipe.departures:
+        yield *_DEPARTS[departure], f"departures={recipe.departures!r}"
 
 
 def _check_layers(recipe: Recipe) -> None:
@@ -276,17 +435,27 @@ def _check_exclude(recipe: Recipe) -> None:
         raise RecipeError(
             f"exclude={recipe.exclude!r}: reshape='raster' has no place for the image class token; add 'cls'"
         )
-    if recipe.site == "CROSS" and "padding" not in recipe.exclude:
+    text = [name for name in recipe.exclude if name in ("special_text", "padding")]
+    if recipe.site != "CROSS" and text:
+        raise RecipeError(
+            f"exclude={recipe.exclude!r} with site={recipe.site!r}: there is no text, so leave out {listing(text)}"
+        )
+    if recipe.site != "CROSS":
+        return
+    if "padding" not in recipe.exclude:
         raise RecipeError(
             f"exclude={recipe.exclude!r} with site='CROSS': a map must not depend on the texts that it shares a batch "
             "with; add 'padding'"
         )
-    if recipe.site == "CROSS" and recipe.queries == "cls" and "special_text" in recipe.exclude:
+    if recipe.queries == "cls" and "special_text" in recipe.exclude:
         raise RecipeError(
             f"queries='cls' with exclude={recipe.exclude!r}: row 0 is a special token; leave 'special_text' out"
         )
-    if recipe.site != "CROSS" and recipe.exclude != ("cls",):
-        raise RecipeError(f"exclude={recipe.exclude!r} with site={recipe.site!r}: there is no text; give ('cls',)")
+
+
+def _check_departures(recipe: Recipe) -> None:
+    if {"summed_cubes", "no_denominator"} <= set(recipe.departures):
+        raise RecipeError(f"departures={recipe.departures!r}: one has another denominator, one none; give one of them")
 
 
 def _one_of(field: str, value: object, known: tuple[Any, ...], reason: str = "") -> None:
@@ -306,16 +475,21 @@ def _whole_numbers(field: str, value: object, words: tuple[str, ...]) -> object:
     raise RecipeError(f"{field}={value!r}: give whole numbers, or choose from {listing(words)}")
 
 
-def _excluded(value: object) -> tuple[str, ...]:
-    known = get_args(Excluded)
+def _names(field: str, value: object, known: tuple[Any, ...]) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or any(name not in known for name in names):
-        raise RecipeError(f"exclude={value!r}: give any of {listing(known)}")
+        raise RecipeError(f"{field}={value!r}: give any of {listing(known)}")
     return tuple(name for name in known if name in names)
 
 
+def _share(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise RecipeError(f"discard={value!r}: give a share of 0 or more, and less than 1")
+
+
 def _toml(value: object) -> str:
-    """Strings, whole numbers and lists of them are written alike in TOML and in JSON, but for one control sign."""
+    """Strings, numbers and lists of them are written alike in TOML and in JSON, but for one control sign."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,13 +1,15 @@
-"""Which query rows of an attention map a recipe means, for one text."""
+"""Which tokens a recipe means for one image and text: query rows, pooled tokens, cells of the map."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlcam.errors import RecipeError
 from vlcam.recipe import ATTENTION_SITES, Recipe
 from vlcam.text import Span, TextLayout, Word, find_phrase
+from vlcam.tokens import ImageTokens
 
 __all__ = ["Selection", "select"]
 
@@ -17,48 +19,54 @@ class Selection:
     """The rows of the main map and of every word.
 
     Attributes:
-        rows: query rows that the main map averages; empty for token features.
+        rows: query rows that the main map averages (key columns, where the cells are queries); empty for token
+            features.
+        pool: tokens over which gradients are pooled into channel weights; empty where they are not pooled so.
+        cells: the image tokens that are the cells of the map.
         words: the words that get a map of their own; none where rows are not text.
         span: the phrase's characters, if a phrase was asked for.
         dropped: what never reaches the map and why, for the record.
     """
 
-    rows: tuple[int, ...]
+    rows: Sequence[int]
+    pool: Sequence[int]
+    cells: Sequence[int]
     words: tuple[Word, ...]
     span: Span | None
     dropped: list[dict[str, Any]]
 
     @property
-    def all_rows(self) -> tuple[tuple[int, ...], ...]:
+    def all_rows(self) -> tuple[Sequence[int], ...]:
         """The rows of the main map, then those of every word."""
         return (self.rows, *(word.tokens for word in self.words))
 
 
 def select(
-    recipe: Recipe, layout: TextLayout, prefix: int, keys: int, phrase: str | None, occurrence: int | None
+    recipe: Recipe, layout: TextLayout | None, tokens: ImageTokens, phrase: str | None, occurrence: int | None
 ) -> Selection:
-    """Find the rows.
+    """Find the tokens.
 
     Args:
-        recipe: names the query rows and what is excluded.
-        layout: the text.
-        prefix: image tokens before the patches.
-        keys: number of image tokens.
+        recipe: names the query rows, the pooled tokens and what is excluded.
+        layout: the text; None for a model that takes none.
+        tokens: the image tokens.
         phrase: the phrase, for `queries='phrase'`.
         occurrence: which of several.
 
     Raises:
-        RecipeError: an index that the text does not have, or no row is left.
+        RecipeError: an index that the text does not have, a token that the image does not have, or no row is left.
         InputError: the phrase is not in the text.
     """
-    dropped = [
-        {"what": "image tokens", "tokens": list(range(prefix)), "why": "class or register token: no place on the grid"}
-    ]
+    before = list(range(len(tokens.prefix)))
+    dropped = [{"what": "image tokens", "tokens": before, "why": "class or register token: no place on the grid"}]
     if recipe.site not in ATTENTION_SITES:
-        return Selection((), (), None, dropped)
-    if recipe.site == "F2":
-        rows = _index_list(recipe, keys) or _vision_rows(recipe, prefix, keys)
-        return Selection(rows, (), None, dropped)
+        pooled = recipe.gradient_tokens
+        pool = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
+        return Selection((), pool, tokens.patches, (), None, dropped)
+    pool = tokens.patches if recipe.heads == "channels" else ()
+    if recipe.site == "F2" or layout is None:
+        rows = _index_list(recipe, tokens.count) or tokens.chosen(str(recipe.queries), recipe.exclude)
+        return Selection(rows, pool, tokens.patches, (), None, dropped)
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
     special = [index for index, flag in enumerate(layout.special) if flag]
     if recipe.queries == "all" and "special_text" in recipe.exclude:
@@ -68,7 +76,7 @@ def select(
     hidden = [row for row in rows if row in special] if "special_text" in recipe.exclude else []
     if hidden:
         raise RecipeError(f"queries={recipe.queries!r}: rows {hidden} are special tokens, which exclude leaves out")
-    return Selection(rows, layout.words, span, dropped)
+    return Selection(rows, pool, tokens.patches, layout.words, span, dropped)
 
 
 def _text_rows(recipe: Recipe, layout: TextLayout, span: Span | None) -> tuple[int, ...]:
@@ -81,14 +89,6 @@ def _text_rows(recipe: Recipe, layout: TextLayout, span: Span | None) -> tuple[i
     if not rows:
         raise RecipeError(f"exclude={recipe.exclude!r}: no row is left of the text {layout.text!r}")
     return rows
-
-
-def _vision_rows(recipe: Recipe, prefix: int, tokens: int) -> tuple[int, ...]:
-    if recipe.queries == "cls":
-        if not prefix:
-            raise RecipeError("queries='cls': these tokens have no class token; choose 'patches' or 'all'")
-        return (0,)
-    return tuple(range(prefix if recipe.queries == "patches" else 0, tokens))
 
 
 def _index_list(recipe: Recipe, count: int) -> tuple[int, ...]:

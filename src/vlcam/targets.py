@@ -2,32 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import difflib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from vlcam.errors import InputError, RecipeError, listing
+from vlcam.errors import InputError, RecipeError, UnknownNameError, listing
 from vlcam.recipe import Recipe
+from vlcam.recipe import Target as TargetName
 
-__all__ = ["Custom", "HeadKind", "Score", "Scores", "Target", "resolve"]
+__all__ = [
+    "Asked",
+    "Class",
+    "Custom",
+    "HeadKind",
+    "Score",
+    "Scores",
+    "Target",
+    "class_index",
+    "explained_classes",
+    "read_target",
+    "resolve",
+]
 
-HeadKind = Literal["binary", "cosine"]
-"""What a head returns for P pairs: `binary`, logits [P, 2] of (no match, match); `cosine`, values [P] in -1..1."""
+HeadKind = Literal["binary", "cosine", "classes"]
+"""What a head returns for P pairs.
 
-_READERS: dict[HeadKind, dict[str, Callable[[Tensor], Tensor]]] = {
+`binary`: logits [P, 2] of (no match, match). `cosine`: values [P] in -1..1. `classes`: logits [P, C], of which one is
+explained.
+"""
+
+_NEIGHBOURS = 3
+
+Reader = Callable[[Tensor, Tensor], Tensor]
+"""From a head's output and the explained class of each pair [P] to one scalar per pair."""
+
+
+def _match_margin(logits: Tensor, _: Tensor) -> Tensor:
+    return logits[:, 1] - logits[:, 0]
+
+
+def _own(logits: Tensor, classes: Tensor) -> Tensor:
+    return logits.gather(1, classes[:, None])[:, 0]
+
+
+def _others(logits: Tensor, classes: Tensor) -> Tensor:
+    """The logits of all classes but the explained one, which is -inf: nothing that is compared with it picks it."""
+    return logits.scatter(1, classes[:, None], -torch.inf)
+
+
+def _log_odds(logits: Tensor, classes: Tensor) -> Tensor:
+    """The log odds of the explained class. A softmax loses the gradient where the model is sure, these do not."""
+    alone = logits.shape[1] == 1  # a lone logit is compared with zero
+    return _own(logits, classes) - (0 if alone else _others(logits, classes).logsumexp(1))
+
+
+def _class_margin(logits: Tensor, classes: Tensor) -> Tensor:
+    alone = logits.shape[1] == 1
+    return _own(logits, classes) - (0 if alone else _others(logits, classes).amax(1))
+
+
+def _finer(logits: Tensor, classes: Tensor) -> Tensor:
+    """Contrast with the classes whose logits are nearest, weighted by their probabilities.
+
+    Zhang et al., Finer-CAM, CVPR 2025, with alpha = 1; the probabilities are part of the graph, as in
+    `FinerWeightedTarget` of pytorch-grad-cam.
+    """
+    own = _own(logits, classes)[:, None]
+    count = min(_NEIGHBOURS, logits.shape[1] - 1)
+    if not count:
+        raise RecipeError("scale='finer' needs classes to compare with, and this model has one; use scale='logit'")
+    distance = (logits - own).abs().scatter(1, classes[:, None], torch.inf)
+    nearest = distance.topk(count, largest=False).indices
+    weights = logits.softmax(1).gather(1, nearest)
+    return (weights * (own - logits.gather(1, nearest))).sum(1) / (weights.sum(1) + 1e-9)
+
+
+_READERS: dict[HeadKind, dict[str, Reader]] = {
     "binary": {
-        "logit": lambda logits: logits[:, 1],
+        "logit": lambda logits, _: logits[:, 1],
         # Through the margin: a softmax loses the gradient where the model is sure.
-        "probability": lambda logits: logsigmoid(logits[:, 1] - logits[:, 0]).exp(),
-        "log-probability": lambda logits: logsigmoid(logits[:, 1] - logits[:, 0]),
-        "margin": lambda logits: logits[:, 1] - logits[:, 0],
+        "probability": lambda logits, _: logsigmoid(_match_margin(logits, _)).exp(),
+        "log-probability": lambda logits, _: logsigmoid(_match_margin(logits, _)),
+        "margin": _match_margin,
     },
-    "cosine": {"cosine": lambda values: values},
+    "cosine": {"cosine": lambda values, _: values},
+    "classes": {
+        "logit": _own,
+        "probability": lambda logits, classes: logsigmoid(_log_odds(logits, classes)).exp(),
+        "log-probability": lambda logits, classes: logsigmoid(_log_odds(logits, classes)),
+        "margin": _class_margin,
+        "finer": _finer,
+    },
 }
+_NO_SCORE = ("finer",)
+"""Scales that a target can have, and that nobody reads as a score of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,55 +123,200 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Class:
+    """A class to be explained.
+
+    Attributes:
+        which: its index, or its label; None for the class with the highest logit.
+        scale: `logit`, `probability`, `log-probability`, `margin` or `finer`, in place of the recipe's.
+    """
+
+    which: int | str | None = None
+    scale: str | None = None
+
+
+@dataclass(frozen=True)
 class Custom:
     """A target of the user's own.
 
     Attributes:
         function: takes what the head returns for P pairs (see `HeadKind`) and gives one scalar per pair, [P]. Pairs
             must not influence each other.
-        head: which of the model's heads it reads.
+        head: which of the model's heads it reads; by default its first.
         label: what the record calls it.
     """
 
     function: Callable[[Tensor], Tensor]
-    head: str = "itm"
+    head: str | None = None
     label: str = "custom"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target made ready: the head that runs and how its output becomes one scalar per pair."""
+    """A target made ready; two that are equal have the same gradient.
+
+    Attributes:
+        head: the head that runs.
+        label: what records call the scalar.
+        read: from the head's output to one scalar per pair.
+        differentiate: whether its gradient is wanted.
+        path: how the scalar depends on a tensor; see `Recipe.gradient_path`.
+        classes: the class of every pair, or one for all; None for the one with the highest logit.
+        custom: the user's own target behind it, if any.
+    """
 
     head: str
     label: str
-    read: Callable[[Tensor], Tensor]
+    read: Callable[[Tensor], Tensor] = field(compare=False)
     differentiate: bool = True
+    path: str = "full"
+    classes: tuple[int | None, ...] = (None,)
+    custom: Custom | None = None
 
 
-def resolve(recipe: Recipe, heads: Mapping[str, HeadKind], custom: Custom | None = None) -> Target:
+@dataclass(frozen=True)
+class Asked:
+    """What a user gave as the target.
+
+    Attributes:
+        changes: recipe fields that it decides.
+        custom: the callable, if it is one.
+        classes: the class of every pair, or one for all; None for the one with the highest logit.
+        count: how many classes a list of them names; None where there was no list.
+    """
+
+    changes: Mapping[str, str]
+    custom: Custom | None = None
+    classes: tuple[int | None, ...] = (None,)
+    count: int | None = None
+
+
+def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str]) -> Asked:
+    """Understand what a user gives as the target: see `Explainer.explain`.
+
+    Args:
+        target: a class by index or label, several, `Class`, `Custom`, a callable, the name of a score, or None.
+        heads: the scores that the model offers.
+        labels: names of its classes.
+
+    Raises:
+        RecipeError: a target that the model does not offer.
+        UnknownNameError: a class that does not exist.
+    """
+    if target is None:
+        return Asked({})
+    if callable(target) and not isinstance(target, (Custom, type)):
+        target = Custom(target, label=getattr(target, "__qualname__", "callable"))
+    if isinstance(target, Custom):
+        return Asked({"target": "custom", "scale": "raw"}, target)
+    if isinstance(target, str) and (target in heads or target in get_args(TargetName)):
+        return Asked({"target": target})
+    head = next((name for name, kind in heads.items() if kind == "classes"), None)
+    if head is None:
+        raise RecipeError(f"target={target!r}: this model tells no classes apart; it offers {listing(heads)}")
+    if isinstance(target, Class):
+        own = {} if target.scale is None else {"scale": target.scale}
+        which = None if target.which is None else class_index(target.which, labels)
+        return Asked({"target": head} | own, classes=(which,))
+    if isinstance(target, (int, str, np.integer)):
+        named = target if isinstance(target, str) else int(target)
+        return Asked({"target": head}, classes=(class_index(named, labels),))
+    return _several(target, head, labels)
+
+
+def _several(target: Any, head: str, labels: Sequence[str]) -> Asked:
+    try:
+        classes = tuple(class_index(each, labels) for each in getattr(target, "tolist", lambda: target)())
+    except TypeError:
+        raise RecipeError(
+            f"target={target!r}: give a class (index or label), a list of classes, a vlcam.targets object, the name of "
+            "a score, or a callable"
+        ) from None
+    if not classes:
+        raise RecipeError(f"target={target!r}: name at least one class")
+    return Asked({"target": head}, classes=classes, count=len(classes))
+
+
+def class_index(which: int | str, labels: Sequence[str]) -> int:
+    """The index of a class that is named by index or by label.
+
+    A label is found as it stands, then without regard to capitals, then as one of several names between commas.
+
+    Raises:
+        UnknownNameError: no such class, with labels that come close; or several of that name.
+    """
+    if not isinstance(which, str):
+        index = operator.index(which)
+        if index < 0 or (labels and index >= len(labels)):
+            last = f"; the model has classes 0 to {len(labels) - 1}" if labels else ""
+            raise UnknownNameError(f"no class {index}{last}")
+        return index
+    folded = which.casefold()
+    for fits in (
+        lambda label: label == which,
+        lambda label: label.casefold() == folded,
+        lambda label: folded in (part.strip().casefold() for part in label.split(",")),
+    ):
+        found = [index for index, label in enumerate(labels) if fits(label)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UnknownNameError(f"class {which!r}: classes {found} have that name; give the index")
+    near = difflib.get_close_matches(which, labels, n=5, cutoff=0.5) or list(labels[:5])
+    raise UnknownNameError(
+        f"no class {which!r}; "
+        + (f"close to it: {listing(near)}" if labels else "the model's classes have no names; give the index")
+    )
+
+
+def resolve(
+    recipe: Recipe,
+    heads: Mapping[str, HeadKind],
+    *,
+    custom: Custom | None = None,
+    classes: Sequence[int | None] = (None,),
+) -> Target:
     """Find the head and the reader that a recipe's target stands for.
 
     Args:
         recipe: names the target and its scale.
         heads: the heads that the model has.
         custom: the callable behind `target='custom'`.
+        classes: the class of every pair, or one for all; None for the one with the highest logit.
 
     Raises:
         RecipeError: the model has no such head, or a callable is missing.
     """
+    first, classes = next(iter(heads)), tuple(classes)
     if recipe.target == "none":
-        head = next(iter(heads))
-        return Target(head, "none", next(iter(_READERS[heads[head]].values())), differentiate=False)
+        nothing = next(iter(_READERS[heads[first]].values()))
+        return Target(first, "none", _reading(nothing, heads[first], classes), differentiate=False, classes=classes)
+    path = recipe.gradient_path
     if recipe.target == "custom":
         if custom is None:
             raise RecipeError("target='custom': give the callable itself, target=vlcam.targets.Custom(function)")
-        _need(custom.head, heads)
-        return Target(custom.head, custom.label, _checked(custom.function))
+        head = custom.head or first
+        _need(head, heads)
+        return Target(head, custom.label, _checked(custom.function), path=path, classes=classes, custom=custom)
     _need(recipe.target, heads)
-    reader = _READERS[heads[recipe.target]][recipe.scale]
-    return Target(
-        recipe.target, f"{recipe.target}_{_key(recipe.scale)}", lambda output: reader(_at_least_float32(output))
-    )
+    kind = heads[recipe.target]
+    read = _reading(_READERS[kind][recipe.scale], kind, classes)
+    return Target(recipe.target, f"{recipe.target}_{_key(recipe.scale)}", read, path=path, classes=classes)
+
+
+def explained_classes(output: Tensor, classes: Sequence[int | None]) -> Tensor:
+    """The class of every pair, [P], for logits [P, C]; where none was named, the one with the highest logit.
+
+    Raises:
+        UnknownNameError: an index beyond the model's classes.
+    """
+    named = list(classes) * (len(output) if len(classes) == 1 else 1)
+    beyond = [index for index in named if index is not None and index >= output.shape[1]]
+    if beyond:
+        raise UnknownNameError(f"no class {listing(beyond)}; the model has classes 0 to {output.shape[1] - 1}")
+    top = output.detach().argmax(1)
+    chosen = [int(top[pair]) if index is None else index for pair, index in enumerate(named)]
+    return torch.tensor(chosen, device=output.device)
 
 
 class Scores(Mapping[str, Score]):
@@ -108,11 +328,13 @@ class Scores(Mapping[str, Score]):
         pair: int,
         known: Mapping[str, Tensor],
         fetch: Callable[[], Mapping[str, Tensor]],
+        classes: Sequence[int | None] = (None,),
     ) -> None:
-        """Hold the outputs [P, ...] of some heads, and how to get those of the others."""
-        self._scores = {name: score for head in known for name, score in _read(head, heads[head], known[head], pair)}
-        self._names = {f"{head}_{_key(scale)}": head for head, kind in heads.items() for scale in _READERS[kind]}
-        self._heads, self._pair = heads, pair
+        """Hold the outputs [P, ...] of some heads, and how to get those of the others; `classes` as in `Target`."""
+        self._heads, self._pair, self._classes = heads, pair, classes
+        self._names = {f"{head}_{_key(scale)}": head for head, kind in heads.items() for scale in _scored(kind)}
+        self._scores: dict[str, Score] = {}
+        self._add(known)
         self._fetch: Callable[[], Mapping[str, Tensor]] | None = fetch
 
     def __getitem__(self, name: str) -> Score:
@@ -120,10 +342,17 @@ class Scores(Mapping[str, Score]):
         if name not in self._names:
             raise KeyError(name)
         if name not in self._scores and self._fetch is not None:
-            for head, output in self._fetch().items():
-                self._scores |= dict(_read(head, self._heads[head], output, self._pair))
+            self._add(self._fetch())
             self._fetch = None  # and with it the tensors that it holds
         return self._scores[name]
+
+    def _add(self, outputs: Mapping[str, Tensor]) -> None:
+        for head, output in outputs.items():
+            kind = self._heads[head]
+            for scale in _scored(kind):
+                name = f"{head}_{_key(scale)}"
+                value = _reading(_READERS[kind][scale], kind, self._classes)(output.detach())[self._pair]
+                self._scores[name] = Score(name, scale, float(value))
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the order of the model's heads."""
@@ -142,10 +371,16 @@ class Scores(Mapping[str, Score]):
         return repr(dict(self))
 
 
-def _read(head: str, kind: HeadKind, output: Tensor, pair: int) -> Iterator[tuple[str, Score]]:
-    for scale, reader in _READERS[kind].items():
-        name = f"{head}_{_key(scale)}"
-        yield name, Score(name, scale, float(reader(_at_least_float32(output.detach()))[pair]))
+def _reading(reader: Reader, kind: HeadKind, classes: Sequence[int | None]) -> Callable[[Tensor], Tensor]:
+    def read(output: Tensor) -> Tensor:
+        chosen = explained_classes(output, classes) if kind == "classes" else torch.empty(0)
+        return reader(_at_least_float32(output), chosen)
+
+    return read
+
+
+def _scored(kind: HeadKind) -> Iterator[str]:
+    return (scale for scale in _READERS[kind] if scale not in _NO_SCORE)
 
 
 def _at_least_float32(output: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from vlcam.errors import InputError
-from vlcam.evidence import NoGradientError
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation, same_image, same_pixels
 from vlcam.text import phrase_spans
@@ -23,7 +22,17 @@ TOLERANCE = 1e-5
 
 # What may differ without a meaning: labels, how a choice was spelt, and what is compared elsewhere. An image's hash is
 # compared before it is explained again, the target's value is one of the scores.
-_LABELS = ("image.name", "image.sha256", "run.layers_rule", "run.phrase", "run.occurrence", "run.target_value")
+_LABELS = (
+    "image.name",
+    "image.sha256",
+    "run.fitted.layers",
+    "run.fitted.target",
+    "run.fitted.tokens",
+    "run.phrase",
+    "run.occurrence",
+    "run.target_value",
+    "run.class.chosen",
+)
 _SOURCE_STEPS = ("exif_rotation", "convert", "first_picture")
 
 
@@ -69,14 +78,15 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
         )
     source = _image(explanation, image)
     phrase, occurrence = _phrase(explanation)
-    try:
-        again = model.explain(source, explanation.text, explanation.recipe, phrase=phrase, occurrence=occurrence)
-    except NoGradientError:
-        if explanation.status != "zero gradient":
-            raise
-        plain = model.explain(source, explanation.text, "attention-cross")  # for the rest of the record
-        same = explanation.placement == plain.placement
-        return Verification(same, same, 0.0, tuple(_conditions(explanation, plain)))
+    (again,) = model.sweep(
+        source,
+        explanation.text,
+        [explanation.recipe],
+        target=None if run["class"] is None else run["class"]["index"],
+        phrase=phrase,
+        occurrence=occurrence,
+        empty="keep",
+    )
     return _compared(explanation, again)
 
 
@@ -136,8 +146,9 @@ def _phrase(explanation: Explanation) -> tuple[str | None, int | None]:
     span = explanation.provenance["run"]["span"]
     if span is None:
         return None, None
-    phrase = explanation.text[span[0] : span[1]]
-    places = phrase_spans(explanation.text, phrase)
+    text = explanation.subject
+    phrase = text[span[0] : span[1]]
+    places = phrase_spans(text, phrase)
     if tuple(span) not in places:
         raise InputError(
             f"the phrase {phrase!r} at characters {span[0]}-{span[1]} cannot be verified: a search for it in the text "
@@ -171,9 +182,9 @@ def _results(old: Explanation, new: Explanation) -> list[str]:
     return found + _leaves("status", old.status, new.status)
 
 
-def _without_source(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_source(record: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Without the steps that led to upright RGB pixels: an image that travelled in the file may have them behind it."""
-    if "steps" not in record:
+    if record is None or "steps" not in record:
         return record
     return {**record, "steps": [step for step in record["steps"] if step["step"] not in _SOURCE_STEPS]}
 

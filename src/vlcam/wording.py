@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlcam.recipe import ATTENTION_SITES, Recipe
+from vlcam.recipe import ATTENTION_SITES, FLOWS, Recipe
 
 __all__ = ["describe", "formula", "summary"]
 
@@ -18,21 +18,33 @@ _SITES = {
     "CONTEXT": "image tokens that feed the keys and values of cross-attention",
 }
 _TARGETS = {
-    ("itm", "logit"): "the image-text matching logit of 'match'",
-    ("itm", "probability"): "the image-text matching probability of 'match'",
-    ("itm", "log-probability"): "the log-probability of 'match'",
-    ("itm", "margin"): "the margin between the 'match' and the 'no match' logit",
-    ("contrastive", "cosine"): "the cosine of the image and text projections",
-    ("custom", "raw"): "a scalar given as a callable",
-    ("none", "none"): "no score",
+    ("class", "logit"): ("the class logit", "y = z[class]"),
+    ("class", "probability"): ("the class probability", "y = softmax(z)[class]"),
+    ("class", "log-probability"): ("the class log-probability", "y = log softmax(z)[class]"),
+    ("class", "margin"): ("the margin to the runner-up class", "y = z[class] - max over other k of z[k]"),
+    ("class", "finer"): (
+        "the contrast with the three nearest classes",
+        "y = sum over r of p[r] (z[class] - z[r]) / sum over r of p[r], p = softmax(z), r the 3 classes with the "
+        "nearest logits",
+    ),
+    ("itm", "logit"): ("the image-text matching logit of 'match'", "y = itm_logit[match]"),
+    ("itm", "probability"): ("the image-text matching probability of 'match'", "y = softmax(itm_logit)[match]"),
+    ("itm", "log-probability"): ("the log-probability of 'match'", "y = log softmax(itm_logit)[match]"),
+    ("itm", "margin"): (
+        "the margin between the 'match' and the 'no match' logit",
+        "y = itm_logit[match] - itm_logit[no match]",
+    ),
+    ("contrastive", "cosine"): (
+        "the cosine of the image and text projections",
+        "y = cos(image projection, text projection)",
+    ),
+    ("custom", "raw"): ("a scalar given as a callable", "y = given callable"),
+    ("none", "none"): ("no score", ""),
 }
-_SCALARS = {
-    ("itm", "logit"): "y = itm_logit[match]",
-    ("itm", "probability"): "y = softmax(itm_logit)[match]",
-    ("itm", "log-probability"): "y = log softmax(itm_logit)[match]",
-    ("itm", "margin"): "y = itm_logit[match] - itm_logit[no match]",
-    ("contrastive", "cosine"): "y = cos(image projection, text projection)",
-    ("custom", "raw"): "y = given callable",
+_PATHS = {
+    "full": "G = dy/dA",
+    "direct": "G = dy/dA through residual connections and FFNs only (the input of attention is detached)",
+    "block": "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l))",
 }
 _FIELDS = {
     "site": "which tensor",
@@ -40,36 +52,63 @@ _FIELDS = {
     "layers": "of which blocks",
     "target": "whose gradient",
     "scale": "on which scale",
-    "gradient_tokens": "tokens whose gradient is averaged",
+    "gradient_path": "along which paths of the model",
+    "gradient_tokens": "tokens whose gradient is pooled",
     "queries": "query rows that are averaged",
-    "exclude": "what never reaches the map",
+    "map_axis": "which axis of attention becomes the map",
+    "exclude": "what takes no part",
     "weighting": "how activation and gradient are combined",
     "relu": "where negatives are removed",
     "heads": "how heads are merged",
     "layer_rule": "how layers are merged",
+    "discard": "share of smallest entries set to zero",
+    "departures": "where code departs from the formula",
     "reshape": "how tokens become a grid",
     "upsample": "interpolation to pixels",
     "normalize": "scaling of the map",
+}
+_HOW = {
+    "gradcam": "channels weighted by the mean gradient",
+    "gradcam++": "channels weighted as in Grad-CAM++",
+    "xgradcam": "channels weighted as in XGrad-CAM",
+    "layercam": "activation x ReLU of the gradient, summed over channels",
+    "hirescam": "activation x gradient, summed over channels",
+    "elementwise": "ReLU of activation x gradient, summed over channels",
+    "eigencam": "first principal component of the activation",
+    "eigengradcam": "first principal component of activation x gradient",
+    "none": "mean over channels",
+    "attention*gradient": "attention x gradient",
+    "sigmoid*gradient": "sigmoid of the scores x gradient",
+    "head_weights": "heads weighted by the mean gradient",
 }
 
 
 def summary(recipe: Recipe) -> str:
     """One line that names every choice that shapes the token map."""
     where = f"{recipe.site} of {recipe.stream} {_layers(recipe)}"
-    how = {"attention*gradient": "attention x gradient", "gradcam": "channels weighted by the mean gradient"}
-    parts = [where, how.get(recipe.weighting, recipe.weighting)]
+    parts = [where, _HOW.get(recipe.weighting, recipe.weighting)]
     if recipe.needs_gradient:
-        parts.append(f"gradient of {_TARGETS[recipe.target, recipe.scale]}")
-        parts.append(f"ReLU {recipe.relu.replace('_', ' ')}" if recipe.relu != "none" else "signed")
+        parts.append(f"gradient of {_TARGETS[recipe.target, recipe.scale][0]}")
+        if recipe.gradient_path != "full":
+            parts.append(f"gradient path {recipe.gradient_path}")
+        parts.append(f"ReLU {recipe.relu.replace('_', ' ')}" if recipe.relu != "none" else _unrectified(recipe))
     if recipe.site in ATTENTION_SITES:
         parts.append(f"heads {recipe.heads}")
-        parts.append(f"query rows {recipe.queries}")
-    else:
+        parts.append(f"{'query rows' if recipe.map_axis == 'keys' else 'key columns'} {recipe.queries}")
+    if recipe.gradient_tokens != "none":
         parts.append(f"gradient tokens {recipe.gradient_tokens}")
     if recipe.layer_rule != "single":
         parts.append(f"layers {recipe.layer_rule}")
+    if recipe.discard:
+        parts.append(f"smallest {recipe.discard:g} set to zero")
+    if recipe.departures:
+        parts.append(f"as coded: {', '.join(recipe.departures)}")
     parts.append(f"without {', '.join(recipe.exclude)}")
     return "; ".join(parts)
+
+
+def _unrectified(recipe: Recipe) -> str:
+    return "nothing negative" if recipe.weighting == "elementwise" else "signed"
 
 
 def describe(recipe: Recipe) -> str:
@@ -78,7 +117,7 @@ def describe(recipe: Recipe) -> str:
     for group, fields in recipe.groups():
         lines += ["", group]
         for field, value in fields.items():
-            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            shown = (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
             meaning = _SITES[value] if field == "site" else _FIELDS[field]
             lines.append(f"  {field:<16} {shown:<27} {meaning}")
     return "\n".join([*lines, "", "formula", *(f"  {line}" for line in formula(recipe).splitlines())])
@@ -87,46 +126,110 @@ def describe(recipe: Recipe) -> str:
 def formula(recipe: Recipe) -> str:
     """What the engine computes, line by line, in plain text.
 
-    A is the tensor read at the site, G the gradient of y with respect to it, h a head, t a query row, j an image
-    token, c a channel, l a block.
+    A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
+    a query row, j an image token, i a pooled token, c a channel, l a block, z the class logits.
     """
     lines = []
     if recipe.needs_gradient:
-        shared = recipe.layer_rule == "shared"
-        lines += [_SCALARS[recipe.target, recipe.scale], "G = sum over l of dy/dA_l" if shared else "G = dy/dA"]
+        path = "G = sum over l of dy/dA_l" if recipe.layer_rule == "shared" else _PATHS[recipe.gradient_path]
+        if "scores_gradient" in recipe.departures:
+            path = "G = dy/dS"
+        if "mirrored_layers" in recipe.departures:
+            path += ", of block L - 1 - l in the place of block l"
+        lines += [_TARGETS[recipe.target, recipe.scale][1], path]
     lines += _attention_lines(recipe) if recipe.site in ATTENTION_SITES else _feature_lines(recipe)
     if recipe.layer_rule in ("mean", "sum", "max"):
         lines.append(f"M[j] = {recipe.layer_rule} over l of M_l[j]")
-    lines.append("tokens[row, column] = M[j] in raster order, class token left out")
+    lines.append("tokens[row, column] = M[j] in raster order, tokens before the patches left out")
     return "\n".join(lines)
 
 
 def _attention_lines(recipe: Recipe) -> list[str]:
-    gradient = "ReLU(G[h,t,j])" if recipe.relu == "gradient" else "G[h,t,j]"
-    product = {"attention": "A[h,t,j]", "gradient": gradient, "attention*gradient": f"A[h,t,j] * {gradient}"}
-    inner = product[recipe.weighting]
+    if recipe.heads == "channels":
+        mean = f"A[j,c] = mean over {_rows(recipe)} of A[h=c,t,j]; G likewise"
+        return [mean, *_feature_lines(recipe)]
+    lines = [f"w[h] = mean over {_pooled_rows(recipe)} of {_gradient(recipe)}"] if "head" in recipe.weighting else []
+    inner = {
+        "attention": "A[h,t,j]",
+        "gradient": _gradient(recipe),
+        "attention*gradient": f"A[h,t,j] * {_gradient(recipe)}",
+        "sigmoid*gradient": f"sigmoid(S[h,t,j]) * {_gradient(recipe)}",
+        "head_weights": "w[h] * A[h,t,j]",
+    }[recipe.weighting]
     if recipe.relu == "before_heads":
         inner = f"ReLU({inner})"
     merged = f"{recipe.heads} over h of {inner}"
     if recipe.relu == "after_heads":
         merged = f"ReLU({merged})"
-    rows = {"cls": "t = 0", "patches": "t in patches", "all": "t in all", "phrase": "t in phrase"}
-    chosen = rows[recipe.queries] if isinstance(recipe.queries, str) else f"t in {list(recipe.queries)}"
+    lines.append(f"E[t,j] = {merged}")
+    if recipe.layer_rule in FLOWS:
+        return [*lines, *_flow_lines(recipe)]
+    source = "E[j,t]" if recipe.map_axis == "queries" else "E[t,j]"
+    mean = f"mean over {_rows(recipe)} of {source}"
+    return [*lines, f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"]
+
+
+def _gradient(recipe: Recipe) -> str:
+    return "ReLU(G[h,t,j])" if recipe.relu == "gradient" else "G[h,t,j]"
+
+
+def _rows(recipe: Recipe) -> str:
+    rows = {"cls": "t = 0", "registers": "t in registers", "patches": "t in patches", "phrase": "t in phrase"}
     left_out = [name for name in recipe.exclude if name != "cls"]
-    if recipe.queries == "all" and left_out:
-        chosen += f" but {' and '.join(left_out)}"
-    mean = f"mean over {chosen} of E[t,j]"
-    return [f"E[t,j] = {merged}", f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"]
+    if recipe.queries == "all":
+        return f"t in all but {' and '.join(left_out)}" if left_out else "t in all"
+    return rows[recipe.queries] if isinstance(recipe.queries, str) else f"t in {list(recipe.queries)}"
+
+
+def _pooled_rows(recipe: Recipe) -> str:
+    return "all t and j" if recipe.gradient_tokens == "all" else f"{_rows(recipe)}, j in patches,"
+
+
+def _flow_lines(recipe: Recipe) -> list[str]:
+    mean = f"mean over {_rows(recipe)} of R[t,j]"
+    last = f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"
+    if recipe.layer_rule == "relevance":
+        return ["R = identity; R <- R + E_l R for every block l, first to last", last]
+    lines = []
+    if recipe.discard:
+        kept = "" if "unprotected" in recipe.departures else ", but E[0,0]"
+        lines.append(f"E[t,j] = 0 for the smallest {recipe.discard:g} of all entries{kept}")
+    share = "sum over k of (E + I)[j,k]" if "column_scaling" in recipe.departures else "sum over k of (E + I)[t,k]"
+    return [*lines, f"B[t,j] = (E + I)[t,j] / {share}", "R = B_L ... B_2 B_1, the first block last", last]
 
 
 def _feature_lines(recipe: Recipe) -> list[str]:
-    gradient = "ReLU(G[i,c])" if recipe.relu == "gradient" else "G[i,c]"
-    tokens = {"cls": "i = 0", "patches": "i in patches", "all": "i in all tokens"}[recipe.gradient_tokens]
-    product = "sum over c of w[c] * A[j,c]"
-    return [
-        f"w[c] = mean over {tokens} of {gradient}",
-        f"M[j] = {f'ReLU({product})' if recipe.relu == 'map' else product}",
-    ]
+    weights, terms = _CHANNEL_LINES[recipe.weighting]
+    gradient = "ReLU(G[{0},c])" if recipe.relu == "gradient" else "G[{0},c]"
+    own = {"i": gradient.format("i"), "j": gradient.format("j")}
+    tokens = {"cls": "i = 0", "patches": "i in patches", "all": "i in all tokens", "none": ""}[recipe.gradient_tokens]
+    if "summed_cubes" in recipe.departures:
+        weights = weights.replace("(sum over {tokens} of A[i,c]) {i}^3 + 1e-6", "sum over {tokens} of {i}^3 A[i,c]")
+    if "no_denominator" in recipe.departures:
+        weights = "w[c] = sum over {tokens} of ReLU({i}) {i}^2"
+    lines = [weights.format(tokens=tokens, **own)] if weights else []
+    found = terms.format(**own)
+    return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
+
+
+_WEIGHTED_SUM = "sum over c of w[c] A[j,c]"
+_CHANNEL_LINES = {
+    "gradcam": ("w[c] = mean over {tokens} of {i}", _WEIGHTED_SUM),
+    "gradcam++": (
+        "w[c] = sum over {tokens} of ReLU({i}) {i}^2 / (2 {i}^2 + (sum over {tokens} of A[i,c]) {i}^3 + 1e-6)",
+        _WEIGHTED_SUM,
+    ),
+    "xgradcam": (
+        "w[c] = sum over {tokens} of {i} A[i,c] / (sum over {tokens} of A[i,c] + 1e-7)",
+        _WEIGHTED_SUM,
+    ),
+    "layercam": ("", "sum over c of ReLU({j}) A[j,c]"),
+    "hirescam": ("", "sum over c of {j} A[j,c]"),
+    "elementwise": ("", "sum over c of ReLU({j} A[j,c])"),
+    "eigencam": ("", "first principal component over patches of A[j,c], its largest value positive"),
+    "eigengradcam": ("", "first principal component over patches of {j} A[j,c], its largest value positive"),
+    "none": ("", "mean over c of A[j,c]"),
+}
 
 
 def _layers(recipe: Recipe) -> str:

@@ -1,0 +1,113 @@
+"""BEiT classifiers of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers import BeitForImageClassification, PreTrainedModel
+
+from vlcam.adapter import Inputs
+from vlcam_adapters.classifier import ImageSizes, Stack, pair
+from vlcam_adapters.hf_classifier import (
+    CLS_ONLY,
+    LAYER_SCALE,
+    HFClassifier,
+    check_square_positions,
+    square_positions,
+    vit_block,
+)
+
+_MEAN_POOLED = (
+    "the classifier reads the mean of the patches: in the last block [CLS] has no gradient from F3_HEADS on, nor its "
+    "query in F2"
+)
+_EXCHANGED = (
+    "transformers reads the table of relative positions with rows and columns exchanged where the trained grid is not "
+    "square, as here; explained is the model as it runs"
+)
+
+
+class BeitHF(HFClassifier):
+    """Adapter for `BeitForImageClassification`, which reads the mean of the patches, or [CLS] if so configured.
+
+    The model interpolates its positions by itself: any multiple of the patch size is taken, and recorded.
+    """
+
+    kinds: ClassVar[tuple[type[PreTrainedModel], ...]] = (BeitForImageClassification,)
+    architectures: ClassVar[tuple[str, ...]] = tuple(kind.__name__ for kind in kinds)
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        processor: Any = None,
+        *,
+        image_size: tuple[int, int] | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """Hold a loaded model.
+
+        Args:
+            module: the model.
+            processor: its image processor; without one only preprocessed tensors can be explained.
+            image_size: height and width that images are resized to, in place of the processor's size and crop.
+            labels: a name per class, in place of those of the configuration.
+
+        Raises:
+            AdapterError: no classes, or an option that the model cannot meet.
+            InputError: a size that it cannot take.
+        """
+        config = module.config
+        if config.use_absolute_position_embeddings:
+            check_square_positions(config)
+        relative = config.use_relative_position_bias or config.use_shared_relative_position_bias
+        super().__init__(
+            module,
+            processor,
+            prefix=("cls",),
+            sizes=ImageSizes(
+                pair(config.patch_size),
+                pair(config.image_size),
+                others=True,
+                positions=config.use_absolute_position_embeddings or relative,
+            ),
+            image_size=image_size,
+            labels=labels,
+        )
+        self._relative = relative
+        if not self._reads_cls:
+            self.reads = "patches"
+
+    @property
+    def stack(self) -> Stack:
+        """Pre-norm blocks, with LayerScale if so configured."""
+        config, layers = self.module.config, self.module.base_model.layers
+        blocks = tuple(vit_block(layer, before=layer.layernorm_before, after=layer.layernorm_after) for layer in layers)
+        return Stack(blocks, config.hidden_size, config.num_attention_heads, tuple(self._notes(layers)))
+
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - one head, no text
+        """The LayerNorm in front of the classifier on the mean of all tokens, and the classifier."""
+        logits: Tensor = self.module.classifier(self._last_norm(tokens.mean(1)))
+        return logits
+
+    @property
+    def _last_norm(self) -> nn.Module:
+        """The pooler's where the mean of the patches is read, the model's own where [CLS] is."""
+        model = self.module.base_model
+        found: nn.Module = model.layernorm if self._reads_cls else model.pooler.layernorm
+        return found
+
+    @property
+    def _reads_cls(self) -> bool:
+        return self.module.base_model.pooler.layernorm is None
+
+    def _notes(self, layers: Any) -> list[str]:
+        notes = [CLS_ONLY if self._reads_cls else _MEAN_POOLED]
+        if isinstance(layers[0].lambda_1, nn.Parameter):
+            notes.append(LAYER_SCALE)
+        if self._relative:
+            notes.append("a bias of relative positions is added to the scores inside attention, before the softmax")
+            if not square_positions(self.module.config):
+                notes.append(_EXCHANGED)
+        return notes

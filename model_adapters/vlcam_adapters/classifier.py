@@ -1,0 +1,252 @@
+"""What the adapters of image classifiers share: sizes, pixels that are ready, labels, and one head named `class`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlcam.adapter import Inputs, ModelAdapter, Prefix, PreparedImages
+from vlcam.anatomy import Anatomy, Block, StreamAnatomy
+from vlcam.errors import AdapterError, InputError
+from vlcam.geometry import Placement
+from vlcam.targets import HeadKind
+
+__all__ = [
+    "ClassifierAdapter",
+    "ImageSizes",
+    "Normalisation",
+    "Stack",
+    "class_names",
+    "given_pixels",
+    "on_model",
+    "pair",
+]
+
+_TOKEN_NAMES = {"cls": "[CLS]", "distillation": "[DIST]", "register": "register"}
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Which image sizes a model takes; each is (height, width).
+
+    Attributes:
+        patch: of one patch.
+        trained: what the position embeddings were made for.
+        others: whether other multiples of the patch are taken, with interpolated positions.
+        remedy: what the user can do where they are not; ends the error message.
+        positions: whether the model has position embeddings, which another size interpolates.
+    """
+
+    patch: tuple[int, int]
+    trained: tuple[int, int]
+    others: bool
+    remedy: str = ""
+    positions: bool = True
+
+    def check(self, size: tuple[int, int]) -> None:
+        """Refuse a size that the model cannot take.
+
+        Raises:
+            InputError: not a multiple of the patch, or not the trained size where no other is taken.
+        """
+        if any(side < part or side % part for side, part in zip(size, self.patch, strict=True)):
+            patch = str(self.patch[0]) if self.patch[0] == self.patch[1] else f"{self.patch[0]} x {self.patch[1]}"
+            raise InputError(f"image size {size}: height and width must be multiples of the patch, {patch}")
+        if size != self.trained and not self.others:
+            raise InputError(f"image size {size}: the model was trained at {self.trained}; {self.remedy}")
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the patch tokens."""
+        return size[0] // self.patch[0], size[1] // self.patch[1]
+
+    def steps(self, size: tuple[int, int]) -> tuple[dict[str, Any], ...]:
+        """The step that records interpolated positions; none at the trained size."""
+        if size == self.trained or not self.positions:
+            return ()
+        return ({"step": "interpolate_positions", "trained": list(self.trained), "used": list(size)},)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation per channel that the preprocessing subtracts and divides by."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The blocks of a vision transformer with what a stream says of them, and notes that are true of the model."""
+
+    blocks: tuple[Block, ...]
+    width: int
+    heads: int
+    notes: tuple[str, ...] = ()
+
+
+class ClassifierAdapter(ModelAdapter):
+    """Base of the adapters of image classifiers: the trunk is the whole model, the question is a class.
+
+    A family adds `accepts`, `wrap`, `load`, `stack`, `options`, `attention`, `prepare_images`, `logits` and
+    `read_block`.
+    """
+
+    takes_text = False
+    heads: Mapping[str, HeadKind] = MappingProxyType({"class": "classes"})
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        prefix: tuple[Prefix, ...],
+        sizes: ImageSizes,
+        size: tuple[int, int],
+        labels: Sequence[str],
+        normalisation: Normalisation | None,
+    ) -> None:
+        """Hold a loaded model.
+
+        Args:
+            module: the model.
+            prefix: image tokens before the patches.
+            sizes: which image sizes the model takes.
+            size: height and width that images are brought to.
+            labels: a name per class, see `class_names`; empty where they have none.
+            normalisation: of the preprocessing; None where it is not known.
+
+        Raises:
+            InputError: the model cannot take `size`.
+        """
+        self.module = module
+        self.prefix = prefix
+        self.labels = tuple(labels)
+        self.sizes = sizes
+        self.size = size
+        self.normalisation = normalisation
+        sizes.check(size)
+
+    @property
+    @abstractmethod
+    def stack(self) -> Stack:
+        """The blocks of the stream `vision`, and the notes."""
+
+    @abstractmethod
+    def logits(self, pixel_values: Tensor) -> Tensor:
+        """Run the whole model as it is: class logits [I, classes]."""
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """One stream, `vision`; it runs inside the trunk."""
+        stack, grid = self.stack, self.sizes.grid(self.size)
+        tokens = f"{_in_words(self.prefix)}{grid[0]} x {grid[1]} patches in raster order"
+        stream = StreamAnatomy("vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True)
+        targets = ("class: logit, probability, log-probability, margin, finer",)
+        return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)
+
+    def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
+        """Take normalised pixels [I, 3, H, W].
+
+        Raises:
+            InputError: a size that the model cannot take as it is.
+        """
+        return given_pixels(self.module, self.sizes, pixel_values)
+
+    def display(self, pixel_values: Tensor) -> Tensor:
+        """Undo the normalisation; where it is not known, stretch the values from the smallest to the largest."""
+        if self.normalisation is None:
+            low, high = pixel_values.min(), pixel_values.max()
+            return (pixel_values - low) / (high - low).clamp(min=1e-12)
+        mean, std = (
+            pixel_values.new_tensor(values)[:, None, None]
+            for values in (self.normalisation.mean, self.normalisation.std)
+        )
+        return pixel_values * std + mean
+
+    def trunk(self, inputs: Inputs) -> Tensor:
+        """The whole model: class logits [I, classes].
+
+        Raises:
+            AdapterError: the model returns something else than one logit per named class.
+        """
+        pixel_values = inputs.images.pixel_values
+        found = self.logits(pixel_values)
+        wanted = (len(pixel_values), len(self.labels) or found.shape[-1])
+        if found.shape != wanted:
+            raise AdapterError(
+                f"{type(self.module).__name__} returned {tuple(found.shape)}, expected class logits {wanted}: images, "
+                "then class names; give as many names as the model has classes, labels=[...]"
+            )
+        return found
+
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - the contract's arguments
+        """Hand the logits [P, classes] through."""
+        return shared
+
+
+def class_names(labels: Any, own: Sequence[str], classes: int | None, *, source: str) -> tuple[str, ...]:
+    """A name per class: those that the user gave, or the model's own; none where it has none.
+
+    Args:
+        labels: what the user gave; None for the model's own.
+        own: the names that come with the model.
+        classes: how many classes the model tells apart; None where only its output shows it.
+        source: where the model's own names are from, for the message.
+
+    Raises:
+        AdapterError: another number of names than classes, or names that are not texts.
+    """
+    found = own if labels is None else labels
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
+        raise AdapterError(f"labels={labels!r}: give a list of class names, in the order of the logits")
+    nameless = labels is None and not own
+    if classes is not None and len(found) != classes and not nameless:
+        asked = f"{source} names {len(found)} classes" if labels is None else f"labels has {len(found)} names"
+        raise AdapterError(f"{asked}, but the model has {classes} classes; give one name per class, labels=[...]")
+    return tuple(found)
+
+
+def given_pixels(module: nn.Module, sizes: ImageSizes, pixel_values: Tensor) -> PreparedImages:
+    """Pixels [I, 3, H, W] that are preprocessed already, as the model takes them.
+
+    Raises:
+        InputError: a size that the model cannot take.
+    """
+    height, width = pixel_values.shape[-2:]
+    size = (height, width)
+    sizes.check(size)
+    steps = ({"step": "given_preprocessed", "size": [height, width]}, *sizes.steps(size))
+    return PreparedImages(
+        on_model(module, pixel_values),
+        (Placement.squashed(size, size),) * len(pixel_values),
+        (steps,) * len(pixel_values),
+        sizes.grid(size),
+    )
+
+
+def on_model(module: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Pixels on the model's device, in its type."""
+    parameter = next(module.parameters())
+    return pixel_values.to(parameter.device, parameter.dtype)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """Height and width from a configuration that gives one number for both, or two."""
+    if isinstance(value, int):
+        return value, value
+    height, width = value
+    return int(height), int(width)
+
+
+def _in_words(prefix: tuple[Prefix, ...]) -> str:
+    """`[CLS], 4 registers, then `, or nothing where the patches come first."""
+    registers = prefix.count("register")
+    names = [_TOKEN_NAMES[name] for name in prefix if name != "register"]
+    if registers:
+        names.append(f"{registers} registers")
+    return f"{', '.join(names)}, then " if names else ""

@@ -1,0 +1,113 @@
+"""Which recipes a model can be asked for: the named ones that fit it, and the grid of all choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlcam.anatomy import Anatomy, block_numbers
+from vlcam.catalogue import default, named, recipes
+from vlcam.errors import RecipeError, UnknownNameError, listing
+from vlcam.plan import plan
+from vlcam.recipe import ATTENTION_SITES, CHANNEL_WEIGHTINGS, POOLED, Recipe, takes_gradient, values_of
+
+if TYPE_CHECKING:
+    from vlcam.adapter import ModelAdapter
+    from vlcam.explainer import Explainer
+
+__all__ = ["all_recipes", "fitting"]
+
+_SITES = ("F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT")
+_RELU = {
+    "attention": "none",
+    "head_weights": "after_heads",
+    "attention*gradient": "before_heads",
+    "elementwise": "none",
+}
+
+
+def fitting(adapter: ModelAdapter) -> list[str]:
+    """The named recipes that the model can meet, in catalogue order."""
+    found = []
+    for name in recipes():
+        try:
+            plan(adapter, name, {})
+        except (RecipeError, UnknownNameError):
+            continue
+        found.append(name)
+    return found
+
+
+def all_recipes(model: Explainer, *, stream: str = "vision", layers: Any = "all", **fields: Any) -> list[Recipe]:
+    """The grid of recipes that are valid for a model: every site by every weighting by every block.
+
+    The other choices are the usual ones of each weighting, unless `fields` names values for them. Combinations that
+    contradict themselves, or that a block has no site for, are left out. Those whose gradient is zero in this model
+    are not: `model.sweep(..., empty="keep")` says which they are.
+
+    Args:
+        model: what the recipes are for.
+        stream: the stack of blocks.
+        layers: block indices, `last` or `all`; every recipe reads one of them.
+        **fields: for any field of a recipe a value, a list of values, or `"every"`; for example
+            `relu=["none", "map"]`, `heads="every"`, `site=["F1", "F4"]`.
+
+    Returns:
+        Recipes named by site, weighting and block, and by what `fields` varies.
+
+    Raises:
+        RecipeError: a field that a recipe does not have, or a value that no valid recipe of this model takes.
+    """
+    anatomy = model.anatomy
+    choices = {field: _values(field, given) for field, given in fields.items()}
+    choices.setdefault("site", _SITES)
+    choices.setdefault("weighting", values_of("weighting"))
+    blocks = anatomy.stream(stream).indices(block_numbers(layers))
+    found = dict.fromkeys(
+        recipe
+        for layer in blocks
+        for combination in itertools.product(*choices.values())
+        for recipe in _made(model, anatomy, stream, layer, dict(zip(choices, combination, strict=True)))
+    )
+    for field, given in choices.items():
+        unused = [value for value in given if all(getattr(recipe, field) != value for recipe in found)]
+        if field in fields and fields[field] != "every" and unused:
+            raise RecipeError(f"{field}={listing(unused)}: no valid recipe of stream {stream!r} of this model has it")
+    return list(found)
+
+
+def _values(field: str, given: Any) -> Sequence[Any]:
+    known = values_of(field)
+    if isinstance(given, str) and given == "every":
+        return known
+    alone = isinstance(given, (str, float, int)) or field in ("departures", "exclude")
+    return [given] if alone else list(given)
+
+
+def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: dict[str, Any]) -> Iterator[Recipe]:
+    if chosen["site"] not in anatomy.stream(stream).blocks[layer].sites:
+        return
+    usual = _usual(model.adapter, chosen["site"], chosen["weighting"], chosen.get("heads"))
+    varied = [str(value) for field, value in chosen.items() if field not in ("site", "weighting")]
+    name = "-".join([chosen["site"], chosen["weighting"], *varied, str(layer)])
+    try:
+        yield named("pgc-gradcam").recipe.replace(**usual | chosen | {"name": name, "stream": stream, "layers": layer})
+    except RecipeError:
+        return
+
+
+def _usual(adapter: ModelAdapter, site: str, weighting: str, heads: str | None) -> dict[str, Any]:
+    """The other choices that are usual with a site and a weighting."""
+    target = named(default(adapter.heads)).fitted(1, adapter)[0]
+    score = {"target": target.target, "scale": target.scale, "gradient_path": "full"}
+    if not takes_gradient(weighting):
+        score = dict.fromkeys(score, "none")
+    pooled = weighting in (*POOLED, "head_weights")
+    usual = {"relu": _RELU.get(weighting, "gradient" if weighting not in CHANNEL_WEIGHTINGS else "map"), **score}
+    usual["gradient_tokens"] = "patches" if pooled else "none"
+    if site not in ATTENTION_SITES:
+        return usual | {"queries": "none", "map_axis": "none", "heads": "none"}
+    rows = "all" if site == "CROSS" else adapter.reads
+    exclude = ("cls", "special_text", "padding") if site == "CROSS" else ("cls",)
+    return usual | {"queries": rows, "map_axis": "keys", "heads": heads or "mean", "exclude": exclude}

@@ -1,0 +1,378 @@
+"""Trains `tiny-vit` and `tiny-beit`: image classifiers that know coloured shapes.
+
+`python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils.data import DataLoader
+from transformers import BeitConfig, BeitForImageClassification, ViTConfig, ViTForImageClassification
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from training import maps
+from training.batches import BACKGROUND, COLOUR_IDS, IGNORED, SHAPE_IDS
+from training.pictures import LABEL_IDS, LABELS, MEAN, NOBODY, STD, Gallery, Pictures, background, joined
+from vlcam import scenes
+
+log = logging.getLogger("training")
+
+BRIGHTEST = 1.5
+BICUBIC = 3
+HELD_OUT, HELD_OUT_SEED = 200, 7
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number of a training run; the same plan gives the same weights on the same machine."""
+
+    model: str = "vit"
+    seed: int = 1_000_003
+    vision_steps: int = 500
+    steps: int = 4500
+    batch: int = 48
+    rate: float = 1.5e-3
+    warmup: int = 200
+    weight_decay: float = 0.05
+    side: int = 64
+    patch: int = 8
+    width: int = 96
+    layers: int = 6
+    heads: int = 4
+    feed_forward: int = 288
+    spread: float = 0.06
+    layer_scale: float = 0.5
+    dense: float = 1.0
+    grazed: float = 0.0
+    look: float = 0.1
+    presence: float = 0.5
+    steepness: float = 6.0
+    blind: float = 0.6
+    late: float = 0.5
+    gated: int = 2
+    measure: int = 1000
+
+
+PLANS = {"vit": Plan(), "beit": Plan(model="beit", steps=3500, grazed=1.0, look=0.0)}
+
+
+class GatedAttention:
+    """Attention whose weights can be dimmed and brightened after the softmax, and that keeps what was seen.
+
+    `gates` holds, by attention module, [B, H, K] shares of the keys; `rows` is how many of the first queries they
+    reach. A class must not be found when the patches of its object are dimmed: so evidence is made to add up, and
+    to lie where the object lies.
+    """
+
+    def __init__(self, rows: int | None) -> None:
+        """Gate the first `rows` queries, all of them if None."""
+        self.rows = rows
+        self.gates: dict[nn.Module, torch.Tensor] = {}
+        self.seen: dict[nn.Module, torch.Tensor] = {}
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend: [B, H, T, D] in, [B, T, H, D] and the weights out, as transformers asks of such a function."""
+        scores = query @ key.transpose(2, 3) * scaling
+        weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+        self.seen[module] = weights
+        gate = self.gates.get(module)
+        if gate is not None:
+            reached = weights[:, :, : self.rows] * gate[:, :, None]
+            weights = reached if self.rows is None else torch.cat([reached, weights[:, :, self.rows :]], 2)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class Trainee(nn.Module):
+    """The classifier to be trained, with the heads that exist only while it learns."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Build from the plan's sizes with random weights."""
+        super().__init__()
+        self.plan = plan
+        self.attention = GatedAttention(rows=None if self.pooled else 1)
+        ALL_ATTENTION_FUNCTIONS.register("gated", self.attention)
+        self.net = bare(plan, "gated")
+        self.blocks = maps.blocks(self.net)
+        self.colour_head = nn.Linear(plan.width, len(COLOUR_IDS) + 1)
+        self.shape_head = nn.Linear(plan.width, len(SHAPE_IDS) + 1)
+        self.evidence_head = nn.Linear(plan.width, len(LABELS))
+        self.normed: torch.Tensor = torch.zeros(())
+        self.blocks[-1].layernorm_before.register_forward_hook(self._keep)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the head reads the mean of the patches and not [CLS]."""
+        return self.plan.model == "beit"
+
+    def losses(self, batch: Pictures, generator: torch.Generator, alone: bool) -> dict[str, torch.Tensor]:
+        """Every part of the loss, unweighted, and two shares of right answers; `alone`: only what patches tell."""
+        pool, share = (None, torch.ones(batch.labels.shape)) if alone else self._gates(batch, generator)
+        try:
+            logits = self._logits(batch.pixels, pool)
+        finally:
+            self.attention.gates.clear()
+        parts = self._dense(batch)
+        if alone:
+            return parts
+        wanted = self.plan.steepness * (one_hot(batch.labels) * share[..., None]).sum(1)
+        parts["class"] = cross_entropy(logits, wanted.softmax(-1)) - entropy(wanted)
+        parts["presence"] = self._presence(logits, wanted)
+        parts["look"] = self._look(batch)
+        clear = ((share == 1) | (batch.labels == NOBODY)).all(1)
+        parts["right"] = recall(logits[clear], batch.labels[clear])
+        return parts
+
+    def _keep(self, _module: nn.Module, _inputs: Any, out: torch.Tensor) -> None:
+        self.normed = out
+
+    def _logits(self, pixels: torch.Tensor, pool: torch.Tensor | None) -> torch.Tensor:
+        """The net's own forward, but with each patch's share [B, h * w] in the mean that BEiT's head reads."""
+        logits: torch.Tensor
+        if self.pooled:
+            stream = self.net.beit(pixels).last_hidden_state[:, 1:]
+            mean = (stream if pool is None else stream * pool[..., None]).mean(1)
+            logits = self.net.classifier(self.net.beit.pooler.layernorm(mean))
+        else:
+            logits = self.net(pixels).logits
+        return logits
+
+    def _gates(self, batch: Pictures, generator: torch.Generator) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Dim or brighten one object in some scenes; sets the attention's gates.
+
+        Returns:
+            The share of each patch in the mean (None where [CLS] is read), and the share to which each object is
+            seen, [B, 3].
+        """
+        plan = self.plan
+        count, patches = len(batch.labels), batch.cover.shape[-1]
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.rand(count, *shape, generator=generator)
+
+        places = draw(1, 1).gt(0.5) & draw(1, patches).lt(0.4) & background(batch)[:, None]
+        usual = torch.where(places, 0.0, 1.0).expand(-1, plan.heads, -1)
+        objects = (batch.labels != NOBODY).sum(1)
+        which = (draw() * objects).long()
+        cover = batch.cover[torch.arange(count), which]
+        chosen = draw().lt(plan.blind)[:, None, None] & (cover > 0)[:, None]
+        even = (draw(1, 1) * 1.8 - 0.3).clamp(min=0)
+        spread = torch.where(draw(1, 1) < 0.5, 1.0, 0.0)
+
+        def dimmed(level: torch.Tensor, scatter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            shares = torch.where(chosen, (level + spread * (scatter - 0.5)).clamp(0, BRIGHTEST), 1.0)
+            return usual[:, : shares.shape[1]] * shares, (shares.mean(1) * cover).sum(1) / cover.sum(1)
+
+        gate, seen = dimmed(even, draw(plan.heads, patches))
+        pool = None
+        if self.pooled:
+            # The head reads the mean of the patches, and attention has moved evidence between them before: half of
+            # the evidence is dimmed here, half there, in half of the scenes each by its own share.
+            other = torch.where(draw(1, 1) < 0.5, even, (draw(1, 1) * 1.8 - 0.3).clamp(min=0))
+            pool_gate, pool_seen = dimmed(other, draw(1, patches))
+            pool, seen = pool_gate[:, 0], (seen + pool_seen) / 2
+        share = torch.ones(batch.labels.shape).scatter_(1, which[:, None], seen[:, None])
+        self._set(torch.cat([torch.ones(count, plan.heads, 1), gate], 2), draw())
+        return pool, share
+
+    def _set(self, gate: torch.Tensor, luck: torch.Tensor) -> None:
+        """Give every block its gate; [CLS] must also do without what it saw in blocks before the last ones."""
+        depth = len(self.blocks)
+        if self.pooled:
+            for block in self.blocks[depth - self.plan.gated :]:
+                self.attention.gates[block.attention] = gate
+            return
+        blind_until = (luck / self.plan.late * depth).long()  # beyond the depth: sees in every block
+        blind_until[luck >= self.plan.late] = 0
+        for index, block in enumerate(self.blocks):
+            seeing = torch.where(index < blind_until, 0.0, 1.0)[:, None, None]
+            kept = torch.cat([gate[..., :1], gate[..., 1:] * seeing], 2)
+            self.attention.gates[block.attention] = kept
+
+    def _presence(self, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Each class by itself: its logit is the steepness times the share, half of it being the threshold.
+
+        The softmax alone would leave it open whether evidence raises a class or lowers all the others.
+        """
+        middle = self.plan.steepness / 2
+        each = binary_cross_entropy_with_logits(logits - middle, (wanted - middle).sigmoid(), reduction="none")
+        floor = binary_cross_entropy_with_logits(wanted - middle, (wanted - middle).sigmoid(), reduction="none")
+        each, named = each - floor, wanted > 0
+        return each[named].mean() + each[~named].mean()
+
+    def _look(self, batch: Pictures) -> torch.Tensor:
+        """How far [CLS], or the patches' mean, is from looking at every object, as -log of the share."""
+        terms = []
+        for block in self.blocks[-self.plan.gated :]:
+            weights = self.attention.seen[block.attention].mean(1)
+            row = maps.read(weights, self.pooled)
+            shares = (row[:, None] * (batch.cover > 0)).sum(-1)[batch.labels != NOBODY]
+            terms.append(-shares.clamp(min=1e-4).log().mean())
+        return torch.stack(terms).mean()
+
+    def _dense(self, batch: Pictures) -> dict[str, torch.Tensor]:
+        """What each patch tells before the last block: colour, shape, and the class itself as a linear reading."""
+        patches = self.normed[:, 1:].flatten(0, 1)
+        colours, shapes = batch.colours.flatten(), batch.shapes.flatten()
+        # Nine patches in ten are background: without a balance the shapes are not learned at all.
+        balance = torch.where(colours == BACKGROUND, 0.1, 1.0) * (colours != IGNORED)
+        colour = cross_entropy(self.colour_head(patches), colours, ignore_index=IGNORED, reduction="none")
+        covered = shapes > 0
+        shape_logits = self.shape_head(patches[covered])
+        cover = torch.einsum("bok,bop->bpk", one_hot(batch.labels), batch.cover).flatten(0, 1)
+        # Where grazed patches do not count, covered ones aim at the whole; else every patch aims at its share.
+        aim = cover if self.plan.grazed else (cover >= 0.5).float()
+        weight = torch.where(colours == IGNORED, self.plan.grazed, balance)
+        miss = (self.evidence_head(patches) - aim).square().sum(-1)
+        return {
+            "dense": (colour * balance).sum() / balance.sum() + cross_entropy(shape_logits, shapes[covered]),
+            "evidence": (miss * weight).sum() / weight.sum(),
+            "shapes": (shape_logits.argmax(-1) == shapes[covered]).float().mean(),
+        }
+
+
+def bare(plan: Plan, attention: str = "eager") -> Any:
+    """The model that is shipped: plain transformers, small numbers, random weights."""
+    common: dict[str, Any] = {
+        "hidden_size": plan.width,
+        "num_hidden_layers": plan.layers,
+        "num_attention_heads": plan.heads,
+        "intermediate_size": plan.feed_forward,
+        "image_size": plan.side,
+        "patch_size": plan.patch,
+        "initializer_range": plan.spread,
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": LABEL_IDS,
+        "attn_implementation": attention,
+    }
+    if plan.model == "vit":
+        return ViTForImageClassification(ViTConfig(**common))
+    if plan.model == "beit":
+        position = {"use_relative_position_bias": True, "use_absolute_position_embeddings": False}
+        head = {"use_mean_pooling": True, "layer_scale_init_value": plan.layer_scale, "drop_path_rate": 0.0}
+        return BeitForImageClassification(BeitConfig(**common, **position, **head))
+    raise ValueError(f"model={plan.model!r}: choose from 'vit', 'beit'")
+
+
+def processor(plan: Plan) -> Any:
+    """The processor that is shipped: bicubic to the model's square, no crop, values in -1..1."""
+    kind = {"vit": ViTImageProcessorPil, "beit": BeitImageProcessorPil}[plan.model]
+    return kind(
+        size={"height": plan.side, "width": plan.side},
+        resample=BICUBIC,
+        do_center_crop=False,
+        do_convert_rgb=True,
+        image_mean=MEAN.tolist(),
+        image_std=STD.tolist(),
+    )
+
+
+def entropy(wanted: torch.Tensor) -> torch.Tensor:
+    """The mean entropy of the wanted distribution: what cross-entropy cannot go below."""
+    return -(wanted.softmax(-1) * wanted.log_softmax(-1)).sum(-1).mean()
+
+
+def one_hot(labels: torch.Tensor) -> torch.Tensor:
+    """Each object's class as a vector of zeros and a one, [B, 3, classes]; all zeros where there is no object."""
+    return (labels[..., None] == torch.arange(len(LABELS))).float()
+
+
+def recall(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The share of scenes in which the present classes are exactly the highest ones."""
+    present = one_hot(labels).sum(1) > 0
+    lowest = logits.masked_fill(~present, torch.inf).amin(1)
+    return (lowest > logits.masked_fill(present, -torch.inf).amax(1)).float().mean()
+
+
+def schedule(step: int, plan: Plan) -> float:
+    """Linear warm-up, then cosine to a fiftieth."""
+    if step < plan.warmup:
+        return (step + 1) / plan.warmup
+    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    return 0.02 + 0.98 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) / 2
+
+
+def train(plan: Plan, out: Path) -> None:
+    """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
+    torch.manual_seed(plan.seed)
+    trainee = Trainee(plan).train()
+    optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    generator = torch.Generator().manual_seed(plan.seed)
+    data = DataLoader(Gallery(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=joined, num_workers=1)
+    weights = {"class": 1.0, "presence": plan.presence, "look": plan.look, "dense": plan.dense, "evidence": plan.dense}
+    held_out = list(scenes.generate(HELD_OUT, seed=HELD_OUT_SEED))
+    running: dict[str, float] = {}
+    started = time.monotonic()
+    for step, batch in zip(range(plan.steps), data, strict=False):
+        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
+        parts = trainee.losses(batch, generator, alone=step < plan.vision_steps)
+        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
+        optimiser.step()
+        for name, value in parts.items():
+            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
+        if (step + 1) % 100 == 0:
+            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
+            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
+        if (step + 1) % plan.measure == 0 or step + 1 == plan.steps:
+            found = maps.measure(save(trainee, plan, out), held_out)
+            log.info("held out: %s", json.dumps(found))
+
+
+def save(trainee: Trainee, plan: Plan, out: Path) -> Any:
+    """Write the model and its processor in the layout that `from_pretrained` reads; returns the plain model."""
+    net = bare(plan).eval()
+    net.load_state_dict(trainee.net.state_dict())
+    net.save_pretrained(out)
+    processor(plan).save_pretrained(out)
+    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    return net
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line: every number of the model's plan is an option."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=PLANS, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    for name, default in asdict(Plan()).items():
+        if name != "model":
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
+    given = vars(parser.parse_args(arguments))
+    out, threads = given.pop("out"), given.pop("threads")
+    torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
+    )
+    changed = {name: value for name, value in given.items() if value is not None}
+    train(replace(PLANS[given["model"]], **changed), out)
+
+
+if __name__ == "__main__":
+    main()
