@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import itm, pointing
+from benchmarks import itm, pointing, pointing_classes, vit
 
 
 def main() -> None:
     """Run one benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     which = parser.add_subparsers(dest="name", required=True)
-    cost = which.add_parser("itm", help="cost of an ITM explanation in units of the model's own forward")
-    cost.add_argument("--rounds", type=int, default=5)
-    cost.add_argument("--device", default="cpu")
-    cost.add_argument("--write", type=Path, help="write the table to this Markdown file")
+    for name, what in (("itm", "an ITM explanation"), ("vit", "explaining a class")):
+        cost = which.add_parser(name, help=f"cost of {what} in units of the model's own forward")
+        cost.add_argument("--rounds", type=int, default=5)
+        cost.add_argument("--device", default="cpu")
+        cost.add_argument("--write", type=Path, help="write the table to this Markdown file")
     points = which.add_parser("pointing", help="pointing game of every recipe and layer on held-out scenes")
     points.add_argument("--model", default="tiny-blip-itm")
     points.add_argument("--scenes", type=int, default=200)
     points.add_argument("--write", type=Path, help="write the table to this Markdown file")
+    classes = which.add_parser("pointing-classes", help="pointing game of every named recipe on the classifiers")
+    classes.add_argument("--scenes", type=int, default=200)
+    classes.add_argument("--write", type=Path, help="write the table to this Markdown file")
     given = parser.parse_args()
-    if given.name == "itm":
-        text = itm.table(rounds=given.rounds, device=given.device)
+    if given.name in ("itm", "vit"):
+        text = {"itm": itm, "vit": vit}[given.name].table(rounds=given.rounds, device=given.device)
+    elif given.name == "pointing-classes":
+        text = pointing_classes.table(given.scenes)
     else:
         text = pointing.table(given.model, given.scenes)
     print(text)

@@ -6,8 +6,6 @@ because timings on a shared machine drift. The fastest of each is the figure lea
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, B
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 import vlcam
+from benchmarks.timing import in_turn, ratios
 from vlcam.adapter import Inputs
 from vlcam.anatomy import Tap
 from vlcam.capture import capture
@@ -62,7 +61,7 @@ def table(*, rounds: int, device: str) -> str:
         "one caption, CONTEXT": lambda: model.explain(pixels, CAPTION, "context-gradcam"),
         "one caption, F1 of the last vision block": lambda: model.explain(pixels, CAPTION, "pgc-gradcam"),
     }
-    seconds = _in_turn(jobs, rounds, device)
+    seconds = in_turn(jobs, rounds, device)
     own = seconds[next(iter(jobs))]
     lines = [
         "# What an explanation costs",
@@ -76,21 +75,9 @@ def table(*, rounds: int, device: str) -> str:
         "| work | median against median | fastest against fastest |",
         "|---|---|---|",
     ]
-    for name, work in seconds.items():
-        median = statistics.median(work) / statistics.median(own)
-        lines.append(f"| {name} | {median:.2f} | {min(work) / min(own):.2f} |")
+    for name, (median, fastest) in ratios(seconds).items():
+        lines.append(f"| {name} | {median:.2f} | {fastest:.2f} |")
     return "\n".join(lines)
-
-
-def _in_turn(jobs: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every job in every round, after one that does not count."""
-    found: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(rounds + 1):
-        for name in jobs if number % 2 else reversed(jobs):
-            took = _seconds(jobs[name], device)
-            if number:
-                found[name].append(took)
-    return found
 
 
 def _forward(module: Any, processor: Any, pixels: torch.Tensor) -> Callable[[], object]:
@@ -108,12 +95,4 @@ def _bare(model: vlcam.Explainer, pixels: torch.Tensor, captions: list[str]) -> 
     adapter = model.adapter
     inputs = Inputs(adapter.accept_pixels(pixels[None]), adapter.prepare_texts(captions), (0,) * len(captions))
     target = resolve(named("lavis-itm").recipe, adapter.heads)
-    return lambda: capture(adapter, inputs, [Tap("fusion", 7, "CROSS")], target)
-
-
-def _seconds(job: Callable[[], object], device: str) -> float:
-    started = time.perf_counter()
-    job()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return lambda: capture(adapter, inputs, [Tap("fusion", 7, "CROSS")], [target])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 import weakref
 
@@ -11,51 +10,13 @@ import models
 import numpy as np
 import pytest
 import torch
+from models import assert_same, state
 from torch import nn
 
 import vlcam
 from vlcam.capture import as_found
 
 TEXT = "a red circle and a blue dog"
-
-
-def state(module: nn.Module):
-    """Everything about a model that a caller could notice."""
-    return {
-        "grads": [id(p.grad) for p in module.parameters()],
-        "grad values": [None if p.grad is None else p.grad.clone() for p in module.parameters()],
-        "requires": [p.requires_grad for p in module.parameters()],
-        "training": [m.training for m in module.modules()],
-        "hooks": [
-            (
-                len(m._forward_hooks),
-                len(m._forward_pre_hooks),
-                len(m._backward_hooks),
-                len(m._forward_hooks_always_called),
-            )
-            for m in module.modules()
-        ],
-        "attention": [module.config._attn_implementation, module.text_encoder.config._attn_implementation],
-        "weights": {name: tensor.clone() for name, tensor in module.state_dict().items()},
-        "forward": [m.__dict__.get("forward") for m in module.modules()],
-        "rng": (torch.get_rng_state().clone(), random.getstate()),
-        "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-    }
-
-
-def assert_same(before, after):
-    assert before.keys() == after.keys()
-    for key in before:
-        if key == "grad values":
-            for a, b in zip(before[key], after[key], strict=True):
-                assert (a is None and b is None) or torch.equal(a, b)
-        elif key == "rng":
-            assert torch.equal(before[key][0], after[key][0])
-            assert before[key][1] == after[key][1]
-        elif key == "weights":
-            assert all(torch.equal(before[key][name], after[key][name]) for name in before[key])
-        else:
-            assert before[key] == after[key], key
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_a_full_size_checkpoint_loads_from_a_folder_and_is_explained(tmp_path):
     model = vlcam.load(tmp_path)
     exp = model.explain(Image.new("RGB", (640, 427), (90, 120, 30)), TEXT, "lavis-itm", phrase="blue dog")
     assert exp.provenance["run"]["layers"] == [6]
-    assert exp.provenance["run"]["layers_rule"] == "as published"
+    assert exp.provenance["run"]["fitted"]["layers"] == "as published"
     assert exp.provenance["text"]["ids"][0] == 30523
     assert exp.tokens.shape == (24, 24)
     assert exp.heatmap.shape == (427, 640)
@@ -223,7 +223,7 @@ def test_a_full_size_checkpoint_loads_from_a_folder_and_is_explained(tmp_path):
 
 
 def test_loading_what_does_not_exist_lists_what_does(tmp_path):
-    with pytest.raises(vlcam.UnknownNameError, match=r"no model 'tiny-blop'.*embedded models: 'tiny-blip-itm'"):
+    with pytest.raises(vlcam.UnknownNameError, match=r"no model 'tiny-blop'.*embedded models:.*'tiny-blip-itm'"):
         vlcam.load("tiny-blop")
     with pytest.raises(vlcam.UnknownNameError, match=r"has no config.json"):
         vlcam.load(tmp_path)

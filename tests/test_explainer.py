@@ -16,7 +16,8 @@ import vlcam
 from vlcam.capture import Capture
 from vlcam.evidence import token_maps
 from vlcam.plan import plan
-from vlcam.rows import Selection
+from vlcam.rows import select
+from vlcam.tokens import ImageTokens
 
 TEXT = "a red circle and a blue dog"
 
@@ -179,9 +180,16 @@ def test_a_word_without_gradient_says_so_instead_of_showing_a_map(model, photo):
 
 def test_the_last_vision_block_has_no_patch_gradient_for_the_contrastive_score(model, photo):
     options = {"target": "contrastive", "scale": "cosine", "layer": 2}
-    with pytest.raises(vlcam.EvidenceError, match=r"exactly zero on the patches tokens.*carries one in block 0, 1$"):
+    named = (
+        "exactly zero on the patches tokens; in this model F4 carries one in block 0, 1; of block 2 F1 does; with "
+        "gradient_tokens='cls' F4 of block 2 does; with gradient_tokens='all' F4 of block 2 does"
+    )
+    with pytest.raises(vlcam.EvidenceError, match=rf"{named}$"):
         model.explain(photo, TEXT, "pgc-gradcam", site="F4", **options)
     assert model.explain(photo, TEXT, "pgc-gradcam", site="F1", **options).status == "ok"
+    for tokens in ("cls", "all"):
+        exp = model.explain(photo, TEXT, "pgc-gradcam", site="F4", gradient_tokens=tokens, **options)
+        assert np.abs(exp.tokens).max() > 0
 
 
 def test_the_contrastive_score_does_not_reach_cross_attention(model, photo):
@@ -195,7 +203,16 @@ def test_the_contrastive_score_does_not_reach_cross_attention(model, photo):
         ({"recipe": "gradcam"}, vlcam.UnknownNameError, "no recipe 'gradcam'; there are 'lavis-itm'"),
         ({"layer": 3}, vlcam.UnknownNameError, "fusion has no block 3; it has blocks 0 to 2"),
         ({"layer": [0, 1]}, vlcam.RecipeError, "layer_rule='single'"),
-        ({"site": "F4"}, vlcam.RecipeError, "stream='fusion'"),
+        ({"site": "F4"}, vlcam.RecipeError, "weighting='attention\\*gradient' with site='F4': choose from 'gradcam'"),
+        (
+            {"recipe": "pgc-gradcam", "site": "F4", "stream": "fusion"},
+            vlcam.RecipeError,
+            "stream='fusion' with site='F4': choose from 'vision'",
+        ),
+        ({"target": 3}, vlcam.RecipeError, "target=3: this model tells no classes apart; it offers 'itm', 'contrast"),
+        ({"target": "a dog"}, vlcam.RecipeError, "target='a dog': this model tells no classes apart"),
+        ({"target": vlcam.targets.Class(3)}, vlcam.RecipeError, "this model tells no classes apart"),
+        ({"recipe": "legrad"}, vlcam.RecipeError, "gradient_path='block': BlipItmHF does not say how"),
         ({"target": "caption"}, vlcam.RecipeError, "target='caption'"),
         ({"queries": "phrase"}, vlcam.RecipeError, "say which words"),
         ({"queries": (99,)}, vlcam.RecipeError, "rows 0 to 8"),
@@ -235,11 +252,28 @@ def test_negative_layers_count_from_the_end(model, photo):
 def test_a_published_layer_is_moved_to_the_same_relative_depth_and_that_is_on_record(model, photo):
     run = model.explain(photo, TEXT).provenance["run"]
     assert run["layers"] == [1]
-    assert run["layers_rule"] == "published on block [6] of 12; same relative depth of 3 blocks"
-    assert model.explain(photo, TEXT, layer=1).provenance["run"]["layers_rule"] == "as given"
+    assert run["fitted"] == {
+        "layers": "published on block [6] of 12; same relative depth of 3 blocks",
+        "target": "as published",
+        "tokens": "as published",
+    }
+    assert model.explain(photo, TEXT, layer=1).provenance["run"]["fitted"]["layers"] == "as given"
+    assert run["class"] is None
+    assert run["prefix_tokens"] == ["cls"]
 
 
-def test_a_sweep_equals_single_calls_in_one_pass_per_target(blip, photo):
+def test_a_published_target_that_the_model_lacks_is_replaced_by_its_own_and_that_is_on_record(model, photo):
+    exp = model.explain(photo, TEXT, "pgc-gradcam")
+    assert (exp.recipe.target, exp.recipe.scale) == ("itm", "logit")
+    assert exp.provenance["run"]["fitted"]["target"] == (
+        "published for class (logit); this model offers 'itm', 'contrastive'"
+    )
+    given = model.explain(photo, TEXT, "pgc-gradcam", target="itm")
+    assert given.provenance["run"]["fitted"]["target"] == "as given"
+    np.testing.assert_array_equal(given.tokens, exp.tokens)
+
+
+def test_a_sweep_equals_single_calls_in_one_pass_per_head(blip, photo):
     runs = []
     blip.vision_model.register_forward_hook(lambda *_: runs.append(1))
     model = vlcam.wrap(blip, models.processor())
@@ -252,9 +286,15 @@ def test_a_sweep_equals_single_calls_in_one_pass_per_target(blip, photo):
         "attention-cross",
         base.replace(layers=(0,)),
         base.replace(scale="probability"),
+        base.replace(scale="margin"),
     ]
     swept = model.sweep(photo, TEXT, recipes)
-    assert len(runs) == 2
+    assert len(runs) == 1  # also for several scales of one head
+    cosine = vlcam.recipes()["pgc-gradcam"].recipe.replace(target="contrastive", scale="cosine", site="F1")
+    recipes.insert(0, cosine)
+    runs.clear()
+    swept = model.sweep(photo, TEXT, recipes)
+    assert len(runs) == 2  # another head
     for recipe, exp in zip(recipes, swept, strict=True):
         alone = model.explain(photo, TEXT, recipe)
         np.testing.assert_allclose(exp.tokens, alone.tokens, atol=1e-6 * np.abs(alone.tokens).max())
@@ -301,7 +341,7 @@ def test_a_map_that_the_relu_empties_says_so_and_the_signed_one_is_negative(mode
     found = Capture(
         {job.taps[0]: features}, {job.taps[0]: -torch.ones(1, 17, 12)}, torch.zeros(1), {}, torch.zeros(1, 17, 12)
     )
-    made = token_maps(job, found, 0, Selection((), (), None, []), prefix=1)
+    made = token_maps(job, found, 0, select(job.recipe, None, ImageTokens(("cls",), (4, 4)), None, None))
     assert made.statuses == (status,)
     assert (made.values.max() == 0) if relu == "map" else (made.values.max() < 0)
 
@@ -443,7 +483,7 @@ def test_a_target_that_works_in_place_does_not_change_the_scores(model, photo):
         return logits[:, 1]
 
     assert model.explain(photo, TEXT, target=loud).scores == model.explain(photo, TEXT).scores
-    with pytest.raises(vlcam.RecipeError, match="scale='raw'"):
+    with pytest.raises(vlcam.RecipeError, match="scale='probability' with target='custom': choose from 'raw'"):
         model.explain(photo, TEXT, target=loud, scale="probability")
 
 

@@ -6,24 +6,18 @@ import models
 import numpy as np
 import pytest
 import torch
+from models import ASKS, COMMON, FFN, KINDS, LIVE, PREFIX
+from models import classifier as made
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     BeitConfig,
-    BeitForImageClassification,
     BeitModel,
     BitImageProcessor,
-    DeiTConfig,
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
     Dinov2Config,
-    Dinov2ForImageClassification,
     Dinov2Model,
-    Dinov2WithRegistersConfig,
-    Dinov2WithRegistersForImageClassification,
     ViTConfig,
-    ViTForImageClassification,
     ViTImageProcessor,
     ViTModel,
 )
@@ -40,47 +34,8 @@ from vlcam.images import open_image
 from vlcam.targets import Target
 from vlcam_adapters.classifier import ImageSizes
 
-COMMON = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": 5,
-}
-FFN = {"intermediate_size": 64}
-RELATIVE = {"use_relative_position_bias": True}
-KINDS = {
-    "vit": (ViTForImageClassification, ViTConfig, FFN),
-    "deit": (DeiTForImageClassification, DeiTConfig, FFN),
-    "deit-teacher": (DeiTForImageClassificationWithTeacher, DeiTConfig, FFN),
-    "dinov2": (Dinov2ForImageClassification, Dinov2Config, {"mlp_ratio": 2}),
-    "dinov2-registers": (Dinov2WithRegistersForImageClassification, Dinov2WithRegistersConfig, {"mlp_ratio": 2}),
-    "dinov2-swiglu": (Dinov2ForImageClassification, Dinov2Config, {"use_swiglu_ffn": True}),
-    "beit": (BeitForImageClassification, BeitConfig, {**FFN, **RELATIVE, "use_absolute_position_embeddings": True}),
-    "beit-shared": (BeitForImageClassification, BeitConfig, {**FFN, "use_shared_relative_position_bias": True}),
-    "beit-cls": (BeitForImageClassification, BeitConfig, {**FFN, **RELATIVE, "use_mean_pooling": False}),
-    "beit-plain": (BeitForImageClassification, BeitConfig, {**FFN, "layer_scale_init_value": 0.0}),
-}
-PREFIX = {
-    "deit": ("cls", "distillation"),
-    "deit-teacher": ("cls", "distillation"),
-    "dinov2-registers": ("cls", "register", "register", "register", "register"),
-}
-ASKS = ("vit", "deit", "deit-teacher")  # take other sizes only with interpolate_pos_encoding
 SITES = ("F1", "F2", "F3_HEADS", "F3", "F4", "F5", "F6")
 THIRD = Target("class", "class_logit", lambda logits: logits[:, 2], classes=(2,))
-
-
-def made(kind, **changes):
-    model, config, extra = KINDS[kind]
-    torch.manual_seed(0)
-    module = model(config(**{**COMMON, **extra, **changes})).eval()
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            parameter.copy_(around + torch.randn_like(parameter) * (0.05 if name.endswith("bias") else 0.2))
-    return module
 
 
 def adapter_of(module, processor=None, **options):
@@ -169,21 +124,6 @@ def test_tapping_changes_no_logit(kind, implementation):
     torch.testing.assert_close(found.target, expected[:, 2], atol=rounding, rtol=0)
     alone = captured(adapter, pixels[1:2], "F2")
     torch.testing.assert_close(at(found.gradients, "F2")[1][1:2], at(alone.gradients, "F2")[1], atol=1e-6, rtol=1e-4)
-
-
-# What has a gradient in the last block, per head: rows of the stream, and queries of attention.
-LIVE = {
-    "vit": [0],
-    "deit": [0],
-    "deit-teacher": [0, 1],
-    "dinov2": range(17),
-    "dinov2-swiglu": range(17),
-    "dinov2-registers": [0, *range(5, 21)],
-    "beit": range(1, 17),
-    "beit-shared": range(1, 17),
-    "beit-plain": range(1, 17),
-    "beit-cls": [0],
-}
 
 
 def test_the_notes_say_where_the_last_block_has_a_gradient(kind):

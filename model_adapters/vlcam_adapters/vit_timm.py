@@ -96,6 +96,7 @@ class VitTimm(ClassifierAdapter):
             labels=class_names(labels, own, classes, source="pretrained_cfg"),
             normalisation=pipeline.normalisation if pipeline else None,
         )
+        self.reads = "cls" if self.module.global_pool == "token" else "patches"
         self._pipeline = pipeline
         self._stack = _stack(self.module)
         self._options = {

@@ -11,6 +11,7 @@ from importlib.metadata import version as _version
 from vlcam import scenes, targets
 from vlcam.adapter import ModelAdapter
 from vlcam.catalogue import Entry, recipes
+from vlcam.compare import compare, gallery
 from vlcam.errors import (
     AdapterError,
     CaptureError,
@@ -53,8 +54,10 @@ __all__ = [
     "VlcamError",
     "__version__",
     "all_recipes",
+    "compare",
     "describe",
     "formula",
+    "gallery",
     "load",
     "models",
     "recipes",

@@ -86,9 +86,7 @@ class AttentionMode(TorchFunctionMode):
             hidden = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
         scores = self._tap("scores", scores)
-        # A row whose keys are all masked gives zeros in the fused kernel, and would give NaN in a plain softmax.
-        nowhere = scores.isneginf().all(-1, keepdim=True)
-        plain = scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
+        plain = scores.softmax(-1) if attn_mask is None else _as_fused(scores)
         return dropout(self._tap("attention", plain), dropout_p, training=dropout_p > 0) @ value
 
     def _multi_head(
@@ -142,7 +140,7 @@ class AttentionMode(TorchFunctionMode):
         ]
         seen: list[Tensor] = []
         mask = _added_mask(attn_mask, key_padding_mask, heads[0])
-        mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen)
+        mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen, fused=not need_weights)
         joined = self._tap("heads", mixed.permute(0, 2, 1, 3).flatten(2))
         projected = linear(joined.transpose(0, 1), out_proj_weight, out_proj_bias)
         returned = seen[0].mean(1) if average_attn_weights else seen[0]
@@ -150,13 +148,23 @@ class AttentionMode(TorchFunctionMode):
             projected, returned = projected.squeeze(1), returned.squeeze(0)
         return projected, returned if need_weights else None
 
-    def _attend(self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor]) -> Tensor:
+    def _attend(
+        self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor], *, fused: bool
+    ) -> Tensor:
         query, key, value = heads
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         scores = self._tap("scores", scores if mask is None else scores + mask)
-        probabilities = self._tap("attention", scores.softmax(-1))
-        seen.append(probabilities)
-        return dropout(probabilities, dropout_p, training=dropout_p > 0) @ value
+        plain = _as_fused(scores) if fused and mask is not None else scores.softmax(-1)
+        probabilities = self._tap("attention", plain)
+        kept = dropout(probabilities, dropout_p, training=dropout_p > 0)
+        seen.append(kept)
+        return kept @ value
+
+
+def _as_fused(scores: Tensor) -> Tensor:
+    """The softmax of masked scores: where all keys are masked, zeros as in the fused kernel, not NaN."""
+    nowhere = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
 
 
 def _added_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vlcam.adapter import Inputs, ModelAdapter
 from vlcam.anatomy import Tap
 from vlcam.errors import AdapterError, EvidenceError
+from vlcam.maps import taken
 from vlcam.taps import Taps, attention_detached
 from vlcam.targets import Target
 
@@ -33,7 +34,8 @@ class Capture:
             target takes no gradient.
         target: y, [P].
         outputs: what the target's head returned; `run_heads` gives the others.
-        context: the image tokens that the heads read.
+        context: what the trunk gave, which the heads read.
+        known: answers that were worked out of the tensors once, for whoever asks again.
     """
 
     activations: Mapping[Tap, Tensor]
@@ -41,6 +43,16 @@ class Capture:
     target: Tensor
     outputs: Mapping[str, Tensor]
     context: Tensor
+    known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
+
+    def alive(self, tap: Tap, pair: int, indices: Sequence[int], axis: int) -> bool:
+        """Whether the gradient at a tap is not zero for all of a pair's rows `indices` of an axis."""
+        key = (tap, pair, indices if isinstance(indices, range) else tuple(indices), axis)
+        gradient = self.gradients[tap]
+        if gradient is not None and key not in self.known:
+            # Several times faster than any(); NaN counts as alive, and is refused with the map.
+            self.known[key] = bool(taken(gradient[pair : pair + 1], indices, axis).abs().amax())
+        return self.known.get(key, False)
 
 
 def capture(

@@ -1,4 +1,4 @@
-"""The command line: `vlcam explain`, `verify`, `models`, `recipes`, `anatomy`, `demo`.
+"""The command line: `vlcam explain`, `sweep`, `verify`, `models`, `recipes`, `anatomy`, `demo`.
 
 Results as JSON go to stdout with `--json`; everything for people goes to stderr. Exit codes: 0 done, 1 it could not
 be done or did not reproduce, 2 the command asks for something that does not exist.
@@ -124,6 +124,72 @@ def explain(
         _emit(made[0] if len(image) == 1 else {"explained": made, "failed": [list(map(str, f)) for f in failed]})
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def sweep(
+    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
+    image: Annotated[Path, typer.Option(help="Image file.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Name of a recipe, or a .toml or .json file; repeatable. Default: all.")
+    ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Every site by every weighting, in place of names.")] = False,
+    layer: Annotated[list[int] | None, typer.Option(help="Blocks of the grid; by default the last.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class (label or index), or score: itm, contrastive.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the model family; repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    save: Annotated[bool, typer.Option("--save", help="Also save every explanation.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Explain one image with many recipes from one pass: a figure that compares them, and a table."""
+    if grid and recipe:
+        raise RecipeError("--grid and --recipe: give one of them")
+    loaded = vlcam.load(model, device=device, dtype=dtype, **_family_options(option or []))
+    chosen: list[str | Recipe] | None = [_read_recipe(each) for each in recipe] if recipe else None
+    if grid:
+        chosen = [*vlcam.all_recipes(loaded, layers=layer or "last")]
+    found = loaded.sweep(str(image), text, chosen, target=_target(target), empty="keep")
+    make_folder(out)
+    files = {"figure": out / f"{image.stem}-sweep.png", "table": out / f"{image.stem}-sweep.json"}
+    each = {e.recipe.name: out / f"{image.stem}-{_slug(e.recipe.name)}.png" for e in found} if save else {}
+    _refuse_existing(files | each, overwrite=overwrite)
+    table = [_line(explanation) for explanation in found]
+    figure = vlcam.compare(found) if grid and len(layer or "1") == 1 else vlcam.gallery(found)
+    try:
+        figure.savefig(files["figure"], dpi=130)
+        files["table"].write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{str(out)!r}: results cannot be written ({error})") from None
+    for explanation in found if save else ():
+        explanation.save(each[explanation.recipe.name], overwrite=overwrite)
+    _tell_table(found[0].subject, table, files)
+    if as_json:
+        _emit({"files": {key: str(path) for key, path in (files | each).items()}, "explained": table})
+
+
+def _tell_table(subject: str, table: Sequence[dict[str, Any]], files: dict[str, Path]) -> None:
+    _people.print(subject, style="bold")
+    for line in table:
+        peak = "peak at {}, {}".format(*line["peak"]) if line["peak"] else line["status"]
+        _people.print(f"  {line['recipe']:<34} {peak}")
+    for kind, path in files.items():
+        _people.print(f"  {kind}: {path}")
+
+
+def _line(explanation: Explanation) -> dict[str, Any]:
+    """What a table says of one explanation."""
+    return {
+        "recipe": explanation.recipe.name,
+        "fingerprint": explanation.recipe.fingerprint,
+        "layers": explanation.provenance["run"]["layers"],
+        "status": explanation.status,
+        "peak": list(explanation.peak()) if explanation.status == "ok" else None,
+        "summary": wording.summary(explanation.recipe),
+    }
 
 
 @app.command()
@@ -260,9 +326,7 @@ def _write(
             for number, (word, part) in enumerate(explanation.words.items(), start=1)
             if part.status == "ok"
         }
-    existing = [str(path) for path in files.values() if path.exists()]
-    if existing and not overwrite:
-        raise FileError(f"{', '.join(existing)} exists already; choose another --out, or pass --overwrite")
+    _refuse_existing(files, overwrite=overwrite)
     explanation.save(files["explanation"], overwrite=overwrite)
     try:
         files["record"].write_text(json.dumps(explanation.record(), indent=2) + "\n", encoding="utf-8")
@@ -273,6 +337,12 @@ def _write(
     except OSError as error:
         raise FileError(f"{str(out)!r}: results cannot be written ({error})") from None
     return files
+
+
+def _refuse_existing(files: dict[str, Path], *, overwrite: bool) -> None:
+    existing = [str(path) for path in files.values() if path.exists()]
+    if existing and not overwrite:
+        raise FileError(f"{', '.join(existing)} exists already; choose another --out, or pass --overwrite")
 
 
 _ENDINGS = {"explanation": ".png", "record": ".json", "map": ".npy"}

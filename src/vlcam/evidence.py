@@ -63,7 +63,7 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> Tok
     """
     recipe = job.recipe
     layers = _layers(job, found, pair)
-    live = _live(recipe, layers, selection)
+    live = _live(job, found, pair, selection)
     if not live[0]:
         taps = ", ".join(map(str, job.gradient_taps))
         raise NoGradientError(
@@ -173,17 +173,18 @@ def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Ten
     return found.relu() if recipe.relu == "map" else found
 
 
-def _live(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> tuple[bool, ...]:
+def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bool, ...]:
     """For the main map and every word: whether any gradient that it uses is not zero."""
-    gradients = [layer.gradient for layer in layers if layer.gradient is not None]
-    if not gradients:
+    recipe, taps = job.recipe, job.gradient_taps
+    if not recipe.needs_gradient:
         return (True,) * len(selection.all_rows)
     if recipe.layer_rule in FLOWS:
-        return (any(bool(gradient.any()) for gradient in gradients),) * len(selection.all_rows)
+        return (any(found.alive(tap, pair, (0,), 0) for tap in taps),) * len(selection.all_rows)
     if recipe.site in ATTENTION_SITES:
-        return tuple(any(bool(maps.taken(g, rows, 2).any()) for g in gradients) for rows in selection.all_rows)
+        axis = 3 if recipe.map_axis == "queries" else 2
+        return tuple(any(found.alive(tap, pair, rows, axis) for tap in taps) for rows in selection.all_rows)
     used = selection.pool if recipe.weighting in POOLED else selection.cells
-    return (any(bool(maps.taken(gradient, used, 1).any()) for gradient in gradients),)
+    return (any(found.alive(tap, pair, used, 1) for tap in taps),)
 
 
 def _used(recipe: Recipe, selection: Selection) -> str:

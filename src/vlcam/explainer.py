@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +24,7 @@ from vlcam.images import ImageSource
 from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, in_passes, plan
 from vlcam.probe import where_alive
-from vlcam.provenance import SCHEMA, WeightsHash, model_record, run_record, text_record, versions
+from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
 from vlcam.recipe import ATTENTION_SITES, Recipe, takes_gradient
 from vlcam.rows import Selection, select
 from vlcam.targets import Asked, Scores, Target, read_target, resolve
@@ -37,10 +37,12 @@ Empty = Literal["raise", "keep"]
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """What one pass gave, and the hash of the weights that it ran with."""
+    """What one pass gave for one target: the tensors, and what records say of it."""
 
     found: Capture
-    weights: str
+    scores: Sequence[Scores]
+    classes: Sequence[dict[str, Any] | None]
+    model: Mapping[bool, dict[str, Any]]
 
 
 class Explainer:
@@ -208,7 +210,8 @@ class Explainer:
             pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, [], [target])
-        scores = [dict(each) for each in self._scores(pairs, _Pass(found, self._weights.value()), target)]
+            seen = self._seen(pairs, target, found)
+        scores = [dict(each) for each in seen.scores]
         return scores if pairs.many else scores[0]
 
     def _asked(self, target: Any) -> Asked:
@@ -222,11 +225,19 @@ class Explainer:
         changes = {**(asked.changes if takes else {}), **choices}
         return plan(self.adapter, base, changes, custom=asked.custom, classes=asked.classes, **words)
 
-    def _scores(self, pairs: Pairs, seen: _Pass, target: Target) -> list[Scores]:
+    def _seen(self, pairs: Pairs, target: Target, found: Capture) -> _Pass:
+        weights = self._weights.value()
+        records = {
+            tapped: model_record(self.adapter, self.name, weights, attention_tapped=tapped) for tapped in (False, True)
+        }
+        return _Pass(
+            found, self._scores(pairs, target, found, weights), class_records(self.adapter, target, found), records
+        )
+
+    def _scores(self, pairs: Pairs, target: Target, found: Capture, weights: str) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
-        adapter, inputs, known, context = self.adapter, pairs.inputs, seen.found.outputs, seen.found.context
+        adapter, inputs, known, context = self.adapter, pairs.inputs, found.outputs, found.context
         others = [head for head in adapter.heads if head not in known]
-        weights = seen.weights
 
         @cache
         def fetch() -> dict[str, Tensor]:
@@ -256,9 +267,8 @@ class Explainer:
             selections = [self._selections(job, pairs) for job in jobs]  # a wrong phrase costs no pass
             for indices in in_passes(jobs):
                 for index, seen in self._run(pairs, [jobs[index] for index in indices], indices):
-                    scores = self._scores(pairs, seen, jobs[index].target)
                     made = [
-                        self._one(jobs[index], pairs, seen, pair, selection, scores[pair], empty=empty)
+                        self._one(jobs[index], pairs, seen, pair, selection, empty=empty)
                         for pair, selection in enumerate(selections[index])
                     ]
                     results[index] = made if pairs.many else made[0]
@@ -270,8 +280,7 @@ class Explainer:
         targets = list(dict.fromkeys(job.target for job in jobs if job.target.differentiate)) or [jobs[0].target]
         direct = any(target.path == "direct" for target in targets)
         found = capture(self.adapter, pairs.inputs, taps, targets, direct=direct)
-        weights = self._weights.value()
-        seen = {target: _Pass(each, weights) for target, each in zip(targets, found, strict=True)}
+        seen = {target: self._seen(pairs, target, each) for target, each in zip(targets, found, strict=True)}
         for job, index in zip(jobs, indices, strict=True):
             yield index, seen.get(job.target, seen[targets[0]])
 
@@ -288,7 +297,6 @@ class Explainer:
         seen: _Pass,
         pair: int,
         selection: Selection,
-        scores: Scores,
         *,
         empty: Empty,
     ) -> Explanation:
@@ -313,12 +321,12 @@ class Explainer:
                 "schema": SCHEMA,
                 "image": image_record,
                 "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
-                "model": model_record(self.adapter, self.name, seen.weights, attention_tapped=attention),
-                "run": run_record(self.adapter, job, found, pair, selection, grid),
+                "model": dict(seen.model[attention]),
+                "run": run_record(self.adapter, job, found, pair, selection, grid) | {"class": seen.classes[pair]},
                 "versions": dict(versions()),
                 "seed": None,
             },
-            scores=scores,
+            scores=seen.scores[pair],
             status=made.statuses[0],
             image=picture,
             placement=inputs.images.placements[image],

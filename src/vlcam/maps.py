@@ -34,8 +34,9 @@ _HEADS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 def taken(tensor: Tensor, indices: Sequence[int], axis: int) -> Tensor:
     """The rows of an axis; a run of neighbours is a view, not a copy."""
-    if indices and list(indices) == list(range(indices[0], indices[0] + len(indices))):
-        return tensor.narrow(axis, indices[0], len(indices))
+    first, count = indices[0] if indices else 0, len(indices)
+    if indices == range(first, first + count) or list(indices) == list(range(first, first + count)):
+        return tensor.narrow(axis, first, count)
     return tensor.index_select(axis, torch.tensor(list(indices), device=tensor.device))
 
 
@@ -66,10 +67,10 @@ def channel_map(
     """
     features = features.float()
     own = taken(features, cells, 1)
-    if gradient is None:
+    if not recipe.needs_gradient:
         values = _first_component(own) if recipe.weighting == "eigencam" else own.mean(-1)
         return values.relu() if recipe.relu == "map" else values
-    gradient = gradient.float()
+    gradient = _needed(recipe, gradient, "a gradient").float()
     if recipe.relu == "gradient":
         gradient = gradient.relu()
     if recipe.weighting in _POOLED:
@@ -85,16 +86,17 @@ def _mean_gradient(_: Recipe, __: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _plus_plus(recipe: Recipe, features: Tensor, gradient: Tensor) -> Tensor:
-    square = gradient**2
+    square = gradient * gradient
+    numerator = gradient.relu() * square
     if "no_denominator" in recipe.departures:
-        return (gradient.relu() * square).sum(1)
+        return numerator.sum(1)
     cube = square * gradient
     if "summed_cubes" in recipe.departures:
-        denominator = 2 * square + (cube * features).sum(1, keepdim=True) + 1e-8
+        rest = (cube * features).sum(1, keepdim=True) + 1e-8
     else:
-        denominator = 2 * square + features.sum(1, keepdim=True) * cube + 1e-6
-    share = torch.where(gradient != 0, square / denominator, 0)
-    return (gradient.relu() * share).sum(1)
+        rest = cube.mul_(features.sum(1, keepdim=True)).add_(1e-6)
+    # Where the gradient is zero so is the numerator: no case of its own is needed there.
+    return (numerator / torch.add(rest, square, alpha=2)).sum(1)
 
 
 def _conserving(_: Recipe, features: Tensor, gradient: Tensor) -> Tensor:
@@ -119,9 +121,14 @@ def _first_component(values: Tensor) -> Tensor:
 
     Through the token-token Gram matrix, which is the smaller one for images of few patches.
     """
-    centred = values - values.mean(1, keepdim=True)
-    spread, directions = torch.linalg.eigh(centred @ centred.transpose(1, 2))
-    projection = directions[..., -1] * spread[:, -1:].clamp(min=0).sqrt()
+    # A channel that is the same everywhere adds nothing, not even the rounding of its mean.
+    constant = values.amax(1, keepdim=True) == values.amin(1, keepdim=True)
+    centred = (values - values.mean(1, keepdim=True)).masked_fill(constant, 0)
+    size = centred.abs().amax((1, 2), keepdim=True)
+    # On a scale of 1 squares neither overflow nor vanish. What is not finite stays so: eigh() would refuse it.
+    unit = torch.where(size.isfinite() & (size > 0), centred / size, 0)
+    spread, directions = torch.linalg.eigh(unit @ unit.transpose(1, 2))
+    projection = directions[..., -1] * spread[:, -1:].clamp(min=0).sqrt() * size[:, 0]
     peak = projection.gather(1, projection.abs().argmax(1, keepdim=True))
     found: Tensor = projection * peak.sign()
     return found
@@ -160,14 +167,22 @@ def _weighted(
 ) -> Tensor:
     if recipe.weighting == "attention":
         return attention.float()
-    if weights is not None:
-        return attention.float() * weights[:, :, None, None]
-    if gradient is None:
-        raise RecipeError(f"weighting={recipe.weighting!r} needs a gradient")
-    kept = gradient.float().relu() if recipe.relu == "gradient" else gradient.float()
+    if recipe.weighting == "head_weights":
+        return attention.float() * _needed(recipe, weights, "a weight per head")[:, :, None, None]
+    kept = _needed(recipe, gradient, "a gradient").float()
+    if recipe.relu == "gradient":
+        kept = kept.relu()
     if recipe.weighting == "gradient":
         return kept
-    return kept * (attention.float() if scores is None else scores.float().sigmoid())
+    if recipe.weighting == "sigmoid*gradient":
+        return kept * _needed(recipe, scores, "the scores before the softmax").float().sigmoid()
+    return kept * attention.float()
+
+
+def _needed(recipe: Recipe, tensor: Tensor | None, what: str) -> Tensor:
+    if tensor is None:
+        raise RecipeError(f"weighting={recipe.weighting!r} needs {what}")
+    return tensor
 
 
 def head_weights(recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], cells: Sequence[int]) -> Tensor:
@@ -176,9 +191,9 @@ def head_weights(recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], c
     The first is `generate_cam_attn` of Chefer et al. (CVPR 2021), the second the Grad-CAM baseline of Chefer et al.
     (ICCV 2021).
     """
-    if gradient is None:
-        raise RecipeError("weighting='head_weights' needs a gradient")
-    gradient = gradient.float().relu() if recipe.relu == "gradient" else gradient.float()
+    gradient = _needed(recipe, gradient, "a gradient").float()
+    if recipe.relu == "gradient":
+        gradient = gradient.relu()
     if recipe.gradient_tokens == "patches":
         gradient = taken(taken(gradient, rows, 2), cells, 3)
     return gradient.mean((2, 3))

@@ -101,7 +101,8 @@ def plan(
         wanted |= _phrase_rows(chosen, wanted, phrase)
     elif occurrence is not None:
         raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
-    chosen = chosen.replace(**wanted)
+    different = {field: value for field, value in wanted.items() if getattr(chosen, field, None) != value}
+    chosen = chosen.replace(**different) if different else chosen
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)

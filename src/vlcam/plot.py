@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from vlcam.explanation import Explanation
 
-__all__ = ["figure"]
+__all__ = ["PLAIN", "canvas", "figure", "scores_line"]
 
 _COLUMNS = 5
 _TILE = 2.3
 _PIXELS = 512  # the longer side of a picture in a tile; at 200 dpi a tile shows no more
-_WORDS: dict[str, Any] = {"parse_math": False}  # a user's $ is no formula
+PLAIN: dict[str, Any] = {"parse_math": False}
+"""Text is shown as it stands: a user's $ is no formula."""
 
 
 def figure(explanation: Explanation) -> Figure:
@@ -38,14 +39,10 @@ def figure(explanation: Explanation) -> Figure:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(f"figures need matplotlib ({error}): pip install 'vlcam[plot]'") from None
     tiles = _tiles(explanation)
     rows = -(-(len(tiles) + 1) // _COLUMNS)
     columns = min(_COLUMNS, len(tiles) + 1)
-    made = Figure(figsize=(_TILE * columns + 0.9, (_TILE + 0.35) * rows + 0.9), layout="constrained")
+    made = canvas(_TILE * columns + 0.9, (_TILE + 0.35) * rows + 0.9)
     axes = np.atleast_1d(made.subplots(rows, columns)).reshape(-1)
     for ax in axes:
         ax.set_axis_off()
@@ -53,16 +50,29 @@ def figure(explanation: Explanation) -> Figure:
     placement = explanation.placement.scaled_down(_PIXELS)
     picture = explanation.picture().resize(placement.original[::-1])
     axes[0].imshow(picture)
-    axes[0].set_title("image", **_WORDS, fontsize=9)
+    axes[0].set_title("image", **PLAIN, fontsize=9)
     for ax, (title, tokens, status) in zip(axes[1:], tiles, strict=False):
         ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255)
         _draw(ax, to_original(tokens, placement, explanation.recipe.upsample), colours)
-        ax.set_title(title if status == "ok" else f"{title}\n({status})", **_WORDS, fontsize=9)
+        ax.set_title(title if status == "ok" else f"{title}\n({status})", **PLAIN, fontsize=9)
     bar = made.colorbar(colours, ax=list(axes), shrink=0.8, pad=0.01)
     bar.ax.tick_params(labelsize=7)
-    bar.set_label("raw map value, one scale for all", **_WORDS, fontsize=8)
-    made.suptitle(_title(explanation), **_WORDS, fontsize=9, x=0.01, ha="left")
+    bar.set_label("raw map value, one scale for all", **PLAIN, fontsize=8)
+    made.suptitle(_title(explanation), **PLAIN, fontsize=9, x=0.01, ha="left")
     return made
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(f"figures need matplotlib ({error}): pip install 'vlcam[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _tiles(explanation: Explanation) -> list[tuple[str, NDArray[np.float32], str]]:
@@ -92,8 +102,13 @@ def _draw(ax: Axes, raw: NDArray[np.float32], colours: ScalarMappable) -> None:
 
 def _title(explanation: Explanation) -> str:
     run, model = explanation.provenance["run"], explanation.provenance["model"]
-    kinds = ("logit", "probability", "cosine")
-    scores = "   ".join(str(score) for score in explanation.scores.values() if score.kind in kinds)
     blocks = ", ".join(map(str, run["layers"]))
     recipe = f"{explanation.recipe.name}, {run['site']} of {run['stream']} block {blocks}"
-    return f"{explanation.subject}\n{scores}\n{recipe}   {explanation.recipe.fingerprint}   {model['id']}"
+    last = f"{recipe}   {explanation.recipe.fingerprint}   {model['id']}"
+    return f"{explanation.subject}\n{scores_line(explanation)}\n{last}"
+
+
+def scores_line(explanation: Explanation) -> str:
+    """The scores that people look for, with their kinds."""
+    kinds = ("logit", "probability", "cosine")
+    return "   ".join(str(score) for score in explanation.scores.values() if score.kind in kinds)

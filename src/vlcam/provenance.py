@@ -15,10 +15,10 @@ from vlcam.adapter import ModelAdapter
 from vlcam.capture import Capture
 from vlcam.plan import Job
 from vlcam.rows import Selection
-from vlcam.targets import explained_classes
+from vlcam.targets import Target, explained_classes
 from vlcam.text import TextLayout
 
-__all__ = ["SCHEMA", "WeightsHash", "model_record", "run_record", "text_record", "versions"]
+__all__ = ["SCHEMA", "WeightsHash", "class_records", "model_record", "run_record", "text_record", "versions"]
 
 SCHEMA = 1
 _PACKAGES = ("vlcam", "torch", "transformers", "numpy", "pillow", "safetensors")
@@ -109,7 +109,6 @@ def run_record(
         "blocks": len(adapter.anatomy.stream(job.recipe.stream).blocks),
         "target": job.target.label,
         "target_value": float(found.target[pair]) if job.target.differentiate else None,
-        "class": _class_record(adapter, job, found, pair),
         "grid": list(grid),
         "prefix_tokens": list(adapter.prefix),
         "dropped": selection.dropped,
@@ -120,15 +119,17 @@ def run_record(
     }
 
 
-def _class_record(adapter: ModelAdapter, job: Job, found: Capture, pair: int) -> dict[str, Any] | None:
-    """The class that the scores are of, and that is explained if the target is a class."""
-    target = job.target
+def class_records(adapter: ModelAdapter, target: Target, found: Capture) -> list[dict[str, Any] | None]:
+    """For every pair the class that the scores are of, and that is explained if the target is a class."""
+    output = found.outputs[target.head]
     if adapter.heads[target.head] != "classes":
-        return None
-    index = int(explained_classes(found.outputs[target.head], target.classes)[pair])
-    named = target.classes[pair if len(target.classes) > 1 else 0] is not None
-    label = adapter.labels[index] if index < len(adapter.labels) else None
-    return {"index": index, "label": label, "chosen": "as given" if named else "highest logit"}
+        return [None] * len(output)
+    records: list[dict[str, Any] | None] = []
+    for pair, index in enumerate(explained_classes(output, target.classes).tolist()):
+        named = target.classes[pair if len(target.classes) > 1 else 0] is not None
+        label = adapter.labels[index] if index < len(adapter.labels) else None
+        records.append({"index": index, "label": label, "chosen": "as given" if named else "highest logit"})
+    return records
 
 
 @cache

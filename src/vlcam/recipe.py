@@ -321,7 +321,11 @@ Constraint = tuple[str, tuple[Any, ...], str]
 
 def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that are not among the changes, and for which those leave one value, with that value."""
-    values = {field: getattr(recipe, field) for field in _WORDS} | {"queries": recipe.queries, "departures": ()}
+    values = {field: getattr(recipe, field) for field in _WORDS} | {
+        "queries": recipe.queries,
+        "discard": recipe.discard,
+        "departures": (),
+    }
     values |= {field: value for field, value in changes.items() if field in values and field != "departures"}
     if any(values[field] not in known for field, known in _WORDS.items()):
         return {}  # the constructor says what is wrong
@@ -420,6 +424,8 @@ def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield "discard", (0.0,), rule
     for departure in recipe.departures:
         yield *_DEPARTS[departure], f"departures={recipe.departures!r}"
+        if departure == "scores_gradient":
+            yield "site", ("F2",), f"departures={recipe.departures!r} (the scores before the softmax)"
 
 
 def _check_layers(recipe: Recipe) -> None:

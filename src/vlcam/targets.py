@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -218,15 +218,15 @@ def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str
         own = {} if target.scale is None else {"scale": target.scale}
         which = None if target.which is None else class_index(target.which, labels)
         return Asked({"target": head} | own, classes=(which,))
-    if isinstance(target, (int, str, np.integer)):
-        named = target if isinstance(target, str) else int(target)
-        return Asked({"target": head}, classes=(class_index(named, labels),))
-    return _several(target, head, labels)
+    plain = getattr(target, "tolist", lambda: target)()  # of arrays and tensors, those without an axis too
+    if isinstance(plain, (int, str)):
+        return Asked({"target": head}, classes=(class_index(plain, labels),))
+    return _several(plain, head, labels)
 
 
 def _several(target: Any, head: str, labels: Sequence[str]) -> Asked:
     try:
-        classes = tuple(class_index(each, labels) for each in getattr(target, "tolist", lambda: target)())
+        classes = tuple(class_index(each, labels) for each in target)
     except TypeError:
         raise RecipeError(
             f"target={target!r}: give a class (index or label), a list of classes, a vlcam.targets object, the name of "
@@ -243,10 +243,11 @@ def class_index(which: int | str, labels: Sequence[str]) -> int:
     A label is found as it stands, then without regard to capitals, then as one of several names between commas.
 
     Raises:
+        RecipeError: neither a whole number nor text.
         UnknownNameError: no such class, with labels that come close; or several of that name.
     """
     if not isinstance(which, str):
-        index = operator.index(which)
+        index = _whole(which)
         if index < 0 or (labels and index >= len(labels)):
             last = f"; the model has classes 0 to {len(labels) - 1}" if labels else ""
             raise UnknownNameError(f"no class {index}{last}")
@@ -267,6 +268,15 @@ def class_index(which: int | str, labels: Sequence[str]) -> int:
         f"no class {which!r}; "
         + (f"close to it: {listing(near)}" if labels else "the model's classes have no names; give the index")
     )
+
+
+def _whole(which: Any) -> int:
+    number: int | None = None
+    with suppress(TypeError):
+        number = operator.index(which)
+    if number is None or isinstance(which, bool):
+        raise RecipeError(f"class {which!r}: give a whole number or a label")
+    return number
 
 
 def resolve(

@@ -24,8 +24,8 @@ _TARGETS = {
     ("class", "margin"): ("the margin to the runner-up class", "y = z[class] - max over other k of z[k]"),
     ("class", "finer"): (
         "the contrast with the three nearest classes",
-        "y = sum over r of p[r] (z[class] - z[r]) / sum over r of p[r], p = softmax(z), r the 3 classes with the "
-        "nearest logits",
+        "y = sum over r of p[r] (z[class] - z[r]) / (sum over r of p[r] + 1e-9), p = softmax(z), r the 3 classes with "
+        "the nearest logits",
     ),
     ("itm", "logit"): ("the image-text matching logit of 'match'", "y = itm_logit[match]"),
     ("itm", "probability"): ("the image-text matching probability of 'match'", "y = softmax(itm_logit)[match]"),
@@ -146,8 +146,8 @@ def formula(recipe: Recipe) -> str:
 
 def _attention_lines(recipe: Recipe) -> list[str]:
     if recipe.heads == "channels":
-        mean = f"A[j,c] = mean over {_rows(recipe)} of A[h=c,t,j]; G likewise"
-        return [mean, *_feature_lines(recipe)]
+        mean = f"A[j,c] = mean over {_rows(recipe)} of A[h=c,t,j]"
+        return [f"{mean}; G likewise" if recipe.needs_gradient else mean, *_feature_lines(recipe)]
     lines = [f"w[h] = mean over {_pooled_rows(recipe)} of {_gradient(recipe)}"] if "head" in recipe.weighting else []
     inner = {
         "attention": "A[h,t,j]",
@@ -175,10 +175,14 @@ def _gradient(recipe: Recipe) -> str:
 
 def _rows(recipe: Recipe) -> str:
     rows = {"cls": "t = 0", "registers": "t in registers", "patches": "t in patches", "phrase": "t in phrase"}
-    left_out = [name for name in recipe.exclude if name != "cls"]
     if recipe.queries == "all":
-        return f"t in all but {' and '.join(left_out)}" if left_out else "t in all"
+        return f"t in all{_left_out(recipe)}"
     return rows[recipe.queries] if isinstance(recipe.queries, str) else f"t in {list(recipe.queries)}"
+
+
+def _left_out(recipe: Recipe) -> str:
+    names = [name for name in recipe.exclude if name != "cls"]
+    return f" but {' and '.join(names)}" if names else ""
 
 
 def _pooled_rows(recipe: Recipe) -> str:
@@ -202,9 +206,12 @@ def _feature_lines(recipe: Recipe) -> list[str]:
     weights, terms = _CHANNEL_LINES[recipe.weighting]
     gradient = "ReLU(G[{0},c])" if recipe.relu == "gradient" else "G[{0},c]"
     own = {"i": gradient.format("i"), "j": gradient.format("j")}
-    tokens = {"cls": "i = 0", "patches": "i in patches", "all": "i in all tokens", "none": ""}[recipe.gradient_tokens]
+    pooled = {"cls": "i = 0", "patches": "i in patches", "all": f"i in all tokens{_left_out(recipe)}", "none": ""}
+    tokens = pooled[recipe.gradient_tokens]
     if "summed_cubes" in recipe.departures:
-        weights = weights.replace("(sum over {tokens} of A[i,c]) {i}^3 + 1e-6", "sum over {tokens} of {i}^3 A[i,c]")
+        weights = weights.replace(
+            "(sum over {tokens} of A[i,c]) {i}^3 + 1e-6", "(sum over {tokens} of {i}^3 A[i,c]) + 1e-8"
+        )
     if "no_denominator" in recipe.departures:
         weights = "w[c] = sum over {tokens} of ReLU({i}) {i}^2"
     lines = [weights.format(tokens=tokens, **own)] if weights else []
@@ -213,6 +220,7 @@ def _feature_lines(recipe: Recipe) -> list[str]:
 
 
 _WEIGHTED_SUM = "sum over c of w[c] A[j,c]"
+_COMPONENT = "first principal component over patches of {}, its value of largest magnitude positive"
 _CHANNEL_LINES = {
     "gradcam": ("w[c] = mean over {tokens} of {i}", _WEIGHTED_SUM),
     "gradcam++": (
@@ -226,8 +234,8 @@ _CHANNEL_LINES = {
     "layercam": ("", "sum over c of ReLU({j}) A[j,c]"),
     "hirescam": ("", "sum over c of {j} A[j,c]"),
     "elementwise": ("", "sum over c of ReLU({j} A[j,c])"),
-    "eigencam": ("", "first principal component over patches of A[j,c], its largest value positive"),
-    "eigengradcam": ("", "first principal component over patches of {j} A[j,c], its largest value positive"),
+    "eigencam": ("", _COMPONENT.format("A[j,c]")),
+    "eigengradcam": ("", _COMPONENT.format("{j} A[j,c]")),
     "none": ("", "mean over c of A[j,c]"),
 }
 

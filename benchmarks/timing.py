@@ -1,0 +1,63 @@
+"""Timing of jobs that take turns, as ratios to the first of them, and their peak memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+Jobs = Mapping[str, Callable[[], object]]
+
+
+def in_turn(jobs: Jobs, rounds: int, device: str) -> dict[str, list[float]]:
+    """Seconds of every job in every round, after one that does not count; the order alternates."""
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds + 1):
+        for name in jobs if number % 2 else reversed(list(jobs)):
+            took = _seconds(jobs[name], device)
+            if number:
+                found[name].append(took)
+    return found
+
+
+def ratios(seconds: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
+    """Median against median and fastest against fastest, in units of the first job."""
+    own = next(iter(seconds.values()))
+    return {
+        name: (statistics.median(work) / statistics.median(own), min(work) / min(own)) for name, work in seconds.items()
+    }
+
+
+def peak_memory(make: Callable[[], Jobs], names: list[str]) -> dict[str, float]:
+    """By how many MiB each job raises the peak of a process that has run the first job; each in a process of its own.
+
+    Args:
+        make: builds the jobs; importable, because it runs in the new processes.
+        names: which jobs.
+    """
+    context = multiprocessing.get_context("spawn")
+    found = {}
+    for name in names:
+        with context.Pool(1) as pool:
+            found[name] = pool.apply(_raised, (make, name))
+    return found
+
+
+def _raised(make: Callable[[], Jobs], name: str) -> float:
+    jobs = make()
+    next(iter(jobs.values()))()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jobs[name]()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def _seconds(job: Callable[[], object], device: str) -> float:
+    started = time.perf_counter()
+    job()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
