@@ -89,7 +89,8 @@ def table(*, rounds: int, device: str) -> str:
         "",
         "ViT-B/16 at 224 pixels with random weights. The unit is the model's own forward without gradient on one "
         "image. All jobs take turns, in alternating order. Memory: by how much the job raises the peak of a process "
-        "that has run one forward. Remade by `python -m benchmarks vit --write docs/costs_vit.md`. On a GPU: not measured.",
+        "that has run one forward. Remade by `python -m benchmarks vit --write docs/costs_vit.md`. On a GPU: not "
+        "measured.",
         "",
         f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {min(own):.2f} s",
         "",

@@ -1,4 +1,4 @@
-"""The main job on an embedded model, from nothing: which regions, for which words, made it say "match"."""
+"""The main jobs on embedded models, from nothing: an image and a text by words, a class by sites and weightings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 from vlcam import scenes, zoo
 from vlcam.archive import make_folder
+from vlcam.compare import compare
 from vlcam.errors import InputError
 from vlcam.explanation import Explanation
+from vlcam.grid import all_recipes
 
 __all__ = ["Written", "run"]
 
-MODEL = "tiny-blip-itm"
+MODEL, CLASSIFIER = "tiny-blip-itm", "tiny-vit"
 _SEED, _INDEX = 7, 0
 
 
@@ -45,12 +47,16 @@ def run(out: Path) -> Written:
         if part.status == "ok":
             files[f"word {word}"] = path = out / f"word-{number:02d}-{word.replace('#', '-')}.png"
             part.overlay().save(path)
+    classifier = zoo.load(CLASSIFIER)
+    grid = all_recipes(classifier, layers="last")
+    swept = classifier.sweep(scene.image, recipes=grid, target=scene.objects[0].phrase, empty="keep")
     left_out = ""
     try:
-        figure = explanation.figure()
+        figures = {"figure": explanation.figure(), "sites by weightings": compare(swept)}
     except InputError as error:
         left_out = str(error)
     else:
-        files["figure"] = out / "figure.png"
-        figure.savefig(files["figure"], dpi=110)
+        for name, figure in figures.items():
+            files[name] = path = out / f"{name.replace(' ', '-')}.png"
+            figure.savefig(path, dpi=110)
     return Written(explanation, files, left_out)
