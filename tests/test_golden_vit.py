@@ -119,7 +119,10 @@ def test_vitexplain_rollout_as_coded(heads, discard):
     exp = explained(found, "vitexplain-rollout-as-coded", heads=heads, discard=discard)
     assert_same_map(normalised(exp.recipe, torch.from_numpy(exp.tokens)).numpy(), published)
     intended = explained(found, "vitexplain-rollout", heads=heads, discard=discard)
-    assert np.abs(scaled(intended.tokens) - scaled(published)).max() > 0.01
+    if (heads, discard) == ("mean", 0.0):  # the rows of a mean of probabilities sum to 1 as they are
+        assert_same_map(scaled(intended.tokens), scaled(published))
+    else:
+        assert np.abs(scaled(intended.tokens) - scaled(published)).max() > 0.02
 
 
 @pytest.mark.parametrize("discard", [0.9, 0.5, 0.0])

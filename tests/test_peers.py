@@ -93,18 +93,19 @@ def randomised(module, width):
 
 
 @functools.cache
-def subject(kind):
+def subject(kind, *, dtype=torch.float32):
     torch.manual_seed(0)
     make = {"timm": timm_vit, "hf": hf_vit, "torchvision": torchvision_vit}[kind.partition("-")[0]]
     height, width, patch, hidden = {"wide": (32, 48, 8, 32), "small": (224, 224, 16, 384)}.get(
         kind.partition("-")[2], (32, 32, 8, 32)
     )
-    module = randomised(make((height, width), patch, hidden), hidden)
+    module = randomised(make((height, width), patch, hidden), hidden).to(dtype)
     twin = copy.deepcopy(module)
     return Subject(
         explainer=vlcam.wrap(module),
         twin=Logits(twin) if kind.startswith("hf") else twin,
-        pixels=models.pixels(height=height, width=width),
+        # An image in which no channel nearly cancels over the patches: XGradCAM divides by that sum.
+        pixels=models.pixels(4, height=height, width=width).to(dtype),
         grid=(height // patch, width // patch),
     )
 
@@ -203,36 +204,37 @@ def test_grad_cam_on_a_model_of_plausible_size(pgc, recipe):
     assert_same(pgc_tail([model.tokens(recipe)], model.pixels), final)
 
 
-@pytest.mark.parametrize(("label", "tolerance"), [(4, 1e-5), (1, 1e-4)])
-def test_grad_cam_plus_plus_near_its_poles(pgc, label, tolerance):
-    """Where 2 G^2 and G^3 sum A cancel, rounding grows.
+@pytest.mark.parametrize(("label", "share"), [(0, 8), (1, 1165)])
+def test_grad_cam_plus_plus_near_its_poles(pgc, label, share):
+    """Where 2 G^2 and G^3 sum A nearly cancel, rounding grows: the one case that does not agree to 1e-5.
 
-    For class 1 they cancel to 0.4 % at one token of one channel, which gives it a share of 134. From the same
-    activations and gradients, bit for bit, both sides then differ by 2.7e-5 of the largest value, and from a float64
-    evaluation by 2.3e-5 (here) and 0.9e-5 (there). For class 4 the largest share is 14, and they differ by 2e-6.
+    For class 1 they cancel at one token of one channel, which gives it a share of 1165. From the same activations and
+    gradients both sides then differ by 2.0e-4 of the largest value; for class 0, where the largest share is 8, by 9e-7.
+    Both are as near to the formula in double precision as rounding of float32 lets them be.
     """
     model = subject("timm-small")
-    targets = pgc_target(label)
-    _, (raw,), activations, gradients = run_pgc_open(
-        pgc.GradCAMPlusPlus, model, [model.part("F1", -1)], targets=targets
+    _, (raw,), (features,), (gradient,) = run_pgc_open(
+        pgc.GradCAMPlusPlus, model, [model.part("F1", -1)], targets=pgc_target(label)
     )
     ours = model.tokens("pgc-gradcam++", relu="none", target=label)
-    peak = np.abs(raw).max()
-    np.testing.assert_allclose(ours, raw, rtol=0, atol=tolerance * peak)
-    expected, rounding = plus_plus(activations[0][0].astype(np.float64), gradients[0][0].astype(np.float64))
+    expected, rounding, largest = plus_plus(features[0].astype(np.float64), gradient[0].astype(np.float64))
+    assert largest == pytest.approx(share, rel=0.05)
     for found in (ours, raw):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=max(4 * rounding, 1e-6 * peak))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2 * rounding)
+    assert rounding < 1e-3 * np.abs(raw).max()
+    if label == 0:
+        assert_same(ours, raw)
 
 
 def plus_plus(features, gradient):
-    """The map in double precision, and what one float32 rounding of the denominator's terms does to it."""
+    """The map in double precision, what a float32 rounding of the terms does to it, and the largest share."""
     total = features.sum((1, 2), keepdims=True)
     terms = [2 * gradient**2, total * gradient**3, 1e-6]
     share = gradient**2 / sum(terms)
     error = np.abs(share / sum(terms)) * sum(np.abs(term) for term in terms) * np.finfo(np.float32).eps
     weights, errors = ((np.maximum(gradient, 0) * each).sum((1, 2)) for each in (share, error))
-    expected = np.einsum("c,chw->hw", weights, features)
-    return expected, np.einsum("c,chw->hw", errors, np.abs(features)).max()
+    mapped = np.einsum("c,chw->hw", weights, features)
+    return mapped, np.einsum("c,chw->hw", errors, np.abs(features)).max(), np.abs(share[gradient > 0]).max()
 
 
 @pytest.mark.parametrize("kind", ["timm", "hf"])
@@ -309,7 +311,7 @@ def run_torchcam(method, model, layers, **options):
 @pytest.mark.parametrize("kind", ["torchvision", "timm-wide"])
 @pytest.mark.parametrize("recipe", TORCHCAM)
 def test_torchcam(torchcam, recipe, kind, site, layer):
-    model = subject(kind)
+    model = subject(kind, dtype=torch.float64)
     method = getattr(torchcam, TORCHCAM[recipe])
     (raw,), _ = run_torchcam(method, model, [model.part(site, layer)], reshape_transform=model.to_grid)
     assert_same(model.tokens(recipe, site=site, layer=layer), raw)
@@ -317,11 +319,11 @@ def test_torchcam(torchcam, recipe, kind, site, layer):
 
 def test_torchcam_gradcampp_leaves_its_denominator_out(torchcam):
     """The weights of what it computes, of what it means to compute, and of what it documents are three."""
-    model = subject("torchvision")
+    model = subject("torchvision", dtype=torch.float64)
     (raw,), ((features,), (gradient,)) = run_torchcam(
-        torchcam.GradCAMpp, model, [model.part("F1", 2)], reshape_transform=model.to_grid
+        torchcam.GradCAMpp, model, [model.part("F4", 1)], reshape_transform=model.to_grid
     )
-    features, gradient = features[0].double().numpy(), gradient[0].double().numpy()
+    features, gradient = features[0].numpy(), gradient[0].numpy()
     square, cube = gradient**2, gradient**3
 
     def mapped(share):
@@ -332,8 +334,8 @@ def test_torchcam_gradcampp_leaves_its_denominator_out(torchcam):
     meant = mapped(square / (2 * square + (cube * features).sum((1, 2), keepdims=True) + 1e-8))
     documented = mapped(square / (2 * square + features.sum((1, 2), keepdims=True) * cube))
     assert_same(raw, coded)
-    assert_same(model.tokens("torchcam-gradcam++"), meant)
-    assert_same(model.tokens("torchcam-gradcam++-as-coded"), coded)
+    assert_same(model.tokens("torchcam-gradcam++", site="F4", layer=1), meant)
+    assert_same(model.tokens("torchcam-gradcam++-as-coded", site="F4", layer=1), coded)
     for one, other in [(coded, meant), (coded, documented), (meant, documented)]:
         assert np.abs(one / one.max() - other / other.max()).max() > 0.1
 
@@ -341,7 +343,7 @@ def test_torchcam_gradcampp_leaves_its_denominator_out(torchcam):
 @pytest.mark.parametrize("recipe", ["pgc-gradcam", "pgc-layercam"])
 def test_torchcam_fuses_layers_by_their_maximum(torchcam, recipe):
     """LayerCAM takes tanh(2 M) of each map before, which is no part of the recipe."""
-    model, layers = subject("timm-wide"), (1, 2)
+    model, layers = subject("timm-wide", dtype=torch.float64), (1, 2)
     method = getattr(torchcam, TORCHCAM[recipe])
     maps, _ = run_torchcam(
         method, model, [model.part("F1", layer) for layer in layers], reshape_transform=model.to_grid
@@ -353,7 +355,7 @@ def test_torchcam_fuses_layers_by_their_maximum(torchcam, recipe):
 
 @pytest.mark.parametrize("layers", [(2,), (1, 2), (0, 1, 2)])
 def test_torchcam_legrad_averages_the_layers(torchcam, layers):
-    model = subject("torchvision")
+    model = subject("torchvision", dtype=torch.float64)
     (raw,), _ = run_torchcam(torchcam.LeGrad, model, [model.part("F6", layer) for layer in layers])
     assert_same(model.tokens("legrad", layer=layers, layer_rule="mean"), raw)
     assert_same(model.tokens("legrad", layer=layers, layer_rule="sum") / len(layers), raw)

@@ -24,6 +24,7 @@ from vlcam.geometry import Placement
 from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
 from vlcam.text import TextLayout
+from vlcam.tokens import Windows
 
 __all__ = [
     "AdapterWarning",
@@ -172,6 +173,18 @@ class ModelAdapter(ABC):
     @abstractmethod
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Answer P questions with one head from the trunk's rows, [P, ...]; a classifier hands its logits through."""
+
+    def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - for others
+        """Rows and columns of the image tokens at a block; those of the patches, where no block merges any."""
+        return images.grid
+
+    def windows(self, stream: str, layer: int, images: PreparedImages) -> Windows | None:  # noqa: ARG002 - for others
+        """How a block cut its grid into windows in the pass that just ran; None where all tokens see each other.
+
+        Attention sites (F2, F3_HEADS, F3) of such a block are then in window order: their first axis is images times
+        windows, in that order.
+        """
+        return None
 
     def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
         """Return what one head gives if it reads a block's output tokens [I, N, D], averaged over all N, at once.

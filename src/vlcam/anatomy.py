@@ -69,6 +69,7 @@ class StreamAnatomy:
         heads: attention heads per block.
         tokens: what the tokens are, in order, in words.
         trunk: whether the stream runs before image and text meet, so that one pass serves every text of an image.
+        windowed: whether tokens attend to those of their window only.
     """
 
     name: str
@@ -77,6 +78,7 @@ class StreamAnatomy:
     heads: int
     tokens: str
     trunk: bool
+    windowed: bool = False
 
     def reading(self, layer: int, site: str) -> Reading:
         """How a site of a block is read.

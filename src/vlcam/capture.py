@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, ModelAdapter
-from vlcam.anatomy import Tap
+from vlcam.anatomy import SCORES, Tap
 from vlcam.errors import AdapterError, EvidenceError
 from vlcam.maps import taken
 from vlcam.taps import Taps, attention_detached
 from vlcam.targets import Target
+from vlcam.tokens import Windows
 
 __all__ = ["Capture", "as_found", "capture", "run_heads"]
 
@@ -29,12 +30,13 @@ class Capture:
     """What one pass gave for P pairs; every tensor has the pair as its first axis and no graph.
 
     Attributes:
-        activations: the tensor at each tap.
+        activations: the tensor at each tap; [P, N, C] for token features, in raster order.
         gradients: dy/d(tensor) at each tap; None where y does not depend on the tensor at all. Empty where the
             target takes no gradient.
         target: y, [P].
         outputs: what the target's head returned; `run_heads` gives the others.
         context: what the trunk gave, which the heads read.
+        windows: how tapped blocks cut their grid into windows, where they do; their F2 is [P, windows, H, Q, K].
         known: answers that were worked out of the tensors once, for whoever asks again.
     """
 
@@ -43,6 +45,7 @@ class Capture:
     target: Tensor
     outputs: Mapping[str, Tensor]
     context: Tensor
+    windows: Mapping[Tap, Windows] = field(default_factory=dict)
     known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
 
     def alive(self, tap: Tap, pair: int, indices: Sequence[int], axis: int) -> bool:
@@ -94,6 +97,7 @@ def capture(
             stack.enter_context(attention_detached([streams[each] for each in dict.fromkeys(t.stream for t in taps)]))
         with Taps(early, differentiate=differentiate) as trunk:
             shared = adapter.trunk(inputs)
+        windows = {tap: found for tap in early if (found := adapter.windows(tap.stream, tap.layer, inputs.images))}
         with torch.no_grad(), Taps(late, differentiate=differentiate) as head:
             context = _spread(shared.detach(), inputs.image_of)
             if early and differentiate:
@@ -102,15 +106,17 @@ def capture(
             output = adapter.head(name, context, inputs)
             # Each target reads a copy: one that works in place must not change what others read.
             scalars = [target.read(output.clone()) for target in targets]
-        run = _Run(adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors)
+        run = _Run(adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors, windows)
         gradients = []
         for number, (target, y) in enumerate(zip(targets, scalars, strict=True)):
             _check_finite(y, target)
             gradients.append(run.gradients(target, y, last=number == len(targets) - 1))
-    activations = {tap: _spread(tensor.detach(), inputs.image_of) for tap, tensor in trunk.tensors.items()}
+    activations = {
+        tap: _spread(_by_image(tap, tensor.detach(), windows), inputs.image_of) for tap, tensor in trunk.tensors.items()
+    }
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
     return tuple(
-        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach())
+        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach(), windows)
         for found, y in zip(gradients, scalars, strict=True)
     )
 
@@ -180,6 +186,7 @@ class _Run:
     context: Tensor | None
     early: Mapping[Tap, Tensor]
     late: Mapping[Tap, Tensor]
+    windows: Mapping[Tap, Windows]
 
     def gradients(self, target: Target, y: Tensor, *, last: bool) -> dict[Tap, Tensor | None]:
         """dy/d(tensor) at every tap, one row per pair; the graph is kept unless this is the last target."""
@@ -193,6 +200,9 @@ class _Run:
         if self.context is not None:
             made |= self._through(self.shared, self.early, found.pop(), last=last)
         return made | dict(zip(self.late, found, strict=True))
+
+    def _by_image(self, tap: Tap, gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else _by_image(tap, gradient, self.windows)
 
     def _of_blocks(self, target: Target) -> dict[Tap, Tensor | None]:
         """Each block's own output is read by the head, and differentiated by what is tapped in that block."""
@@ -220,7 +230,7 @@ class _Run:
         rounds = _rounds(image_of)
         if len(rounds) == 1 and list(image_of) == list(range(len(end))):  # a row per pair already
             found = torch.autograd.grad(end, list(tapped.values()), upstream, retain_graph=not last, allow_unused=True)
-            return dict(zip(tapped, found, strict=True))
+            return {tap: self._by_image(tap, gradient) for tap, gradient in zip(tapped, found, strict=True)}
         rows: dict[Tap, dict[int, Tensor]] = {tap: {} for tap in tapped}
         for number, pairs in enumerate(rounds):
             weights = torch.zeros_like(end)
@@ -228,12 +238,23 @@ class _Run:
                 weights[image_of[pair]] = upstream[pair]
             keep = not last or number < len(rounds) - 1
             found = torch.autograd.grad(end, list(tapped.values()), weights, retain_graph=keep, allow_unused=True)
-            for tap, gradient in zip(tapped, found, strict=True):
+            for tap, raw in zip(tapped, found, strict=True):
+                gradient = self._by_image(tap, raw)
                 if gradient is not None:
                     rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
         return {
             tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()
         }
+
+
+def _by_image(tap: Tap, tensor: Tensor, windows: Mapping[Tap, Windows]) -> Tensor:
+    """A tensor of the trunk with the image as its first axis, and token features as [I, N, C] in raster order."""
+    cut = windows.get(tap)
+    if cut is not None and tap.site in ("F2", SCORES):
+        return tensor.view(-1, cut.across[0] * cut.across[1], *tensor.shape[1:])
+    if cut is not None and tap.site in ("F3", "F3_HEADS") and tensor.ndim == 3:
+        return cut.raster(tensor)
+    return tensor.flatten(1, 2) if tensor.ndim == 4 and tap.site not in ("F2", SCORES) else tensor
 
 
 def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:

@@ -15,8 +15,11 @@ from vlcam.errors import EvidenceError
 from vlcam.plan import Job
 from vlcam.recipe import ATTENTION_SITES, FLOWS, POOLED, Recipe
 from vlcam.rows import Selection
+from vlcam.tokens import Windows
 
 __all__ = ["NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
+
+_WINDOWED = 5  # axes of attention within windows: pair, window, head, query, key
 
 Status = Literal["ok", "constant", "no positive evidence", "zero gradient"]
 
@@ -35,17 +38,18 @@ class TokenMaps:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What one block gave for one pair, [1, ...] each."""
+    """What one block gave for one pair, [1, ...] each; attention within windows is [windows, ...]."""
 
     activation: Tensor
     gradient: Tensor | None
     scores: Tensor | None
+    windows: Windows | None
 
     def rows(self, indices: Sequence[int]) -> _Layer:
         """Some query rows of an attention map."""
         gradient = None if self.gradient is None else maps.taken(self.gradient, indices, 2)
         scores = None if self.scores is None else maps.taken(self.scores, indices, 2)
-        return _Layer(maps.taken(self.activation, indices, 2), gradient, scores)
+        return _Layer(maps.taken(self.activation, indices, 2), gradient, scores, self.windows)
 
 
 def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
@@ -89,8 +93,10 @@ def nothing(selection: Selection) -> TokenMaps:
 
 
 def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
+    attention = job.recipe.site in ATTENTION_SITES
+
     def row(tensor: Tensor) -> Tensor:
-        own = tensor[pair : pair + 1]
+        own = tensor[pair] if attention and tensor.ndim == _WINDOWED else tensor[pair : pair + 1]
         return own.transpose(-1, -2) if job.recipe.map_axis == "queries" else own
 
     gradients: list[Tensor | None] = [None] * len(job.taps)
@@ -101,8 +107,11 @@ def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
                 raise NoGradientError(f"{job.target.label} does not depend on {tap}")
             gradients[number] = row(gradient)
     scores: Sequence[Tensor | None] = [row(found.activations[tap]) for tap in job.score_taps]
-    activations = [row(found.activations[tap]) for tap in job.taps]
-    return [_Layer(*parts) for parts in zip(activations, gradients, scores or [None] * len(job.taps), strict=True)]
+    parts = zip(job.taps, gradients, scores or [None] * len(job.taps), strict=True)
+    return [
+        _Layer(row(found.activations[tap]), gradient, scored, found.windows.get(tap) if attention else None)
+        for tap, gradient, scored in parts
+    ]
 
 
 def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Tensor:
@@ -122,7 +131,9 @@ def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) ->
 
 def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
     """[1 + words, cells] from the attention of one block."""
-    if recipe.heads == "channels":
+    if layer.windows is not None:
+        values = _windowed(recipe, layer, layer.windows, selection)
+    elif recipe.heads == "channels":
         values = torch.cat([_channels(recipe, layer, rows, selection) for rows in selection.all_rows])
     else:
         if recipe.weighting == "head_weights":
@@ -134,6 +145,21 @@ def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
             found = [maps.taken(matrix, place, 1).mean(1) for place in places]
         values = maps.taken(torch.cat(found), selection.cells, 1)
     return values.relu() if recipe.relu == "map" else values
+
+
+def _windowed(recipe: Recipe, layer: _Layer, windows: Windows, selection: Selection) -> Tensor:
+    """[1, cells] from attention within windows: each token against all others of its window."""
+    rows = range(layer.activation.shape[2])
+    if recipe.heads == "channels":
+        features = windows.raster(maps.head_channels(layer.activation, rows))
+        gradient = None if layer.gradient is None else windows.raster(maps.head_channels(layer.gradient, rows))
+        return maps.channel_map(recipe, features, gradient, selection.pool, selection.cells)
+    weights = None
+    if recipe.weighting == "head_weights":
+        every = maps.head_weights(recipe, layer.gradient, rows, rows).mean(0, keepdim=True)
+        weights = every.expand(len(layer.activation), -1)
+    matrix = maps.attention_matrix(recipe, layer.activation, layer.gradient, scores=layer.scores, weights=weights)
+    return windows.raster(matrix.mean(1))
 
 
 def _needed(selections: Sequence[Sequence[int]]) -> tuple[Sequence[int], list[Sequence[int]]]:
@@ -180,6 +206,8 @@ def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bo
         return (True,) * len(selection.all_rows)
     if recipe.layer_rule in FLOWS:
         return (any(found.alive(tap, pair, (0,), 0) for tap in taps),) * len(selection.all_rows)
+    if any(tap in found.windows for tap in job.taps):
+        return (any(found.alive(tap, pair, (0,), 0) for tap in taps),)
     if recipe.site in ATTENTION_SITES:
         axis = 3 if recipe.map_axis == "queries" else 2
         return tuple(any(found.alive(tap, pair, rows, axis) for tap in taps) for rows in selection.all_rows)

@@ -286,9 +286,25 @@ class Explainer:
 
     def _selections(self, job: Job, pairs: Pairs) -> list[Selection]:
         inputs = pairs.inputs
-        tokens = ImageTokens(self.adapter.prefix, inputs.images.grid)
+        tokens = ImageTokens(self.adapter.prefix, self._grid(job, pairs))
         layouts = inputs.texts.layouts if inputs.texts else (None,) * len(inputs.image_of)
         return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
+
+    def _grid(self, job: Job, pairs: Pairs) -> tuple[int, int]:
+        """The grid of the blocks that a recipe reads.
+
+        Raises:
+            RecipeError: they have grids of different sizes.
+        """
+        images = pairs.inputs.images
+        grids = {layer: self.adapter.grid(job.recipe.stream, layer, images) for layer in job.layers}
+        if len(set(grids.values())) > 1:
+            raise RecipeError(
+                f"layers={job.recipe.layers!r}: these blocks have grids of different sizes, "
+                + ", ".join(f"{rows} x {columns} in block {layer}" for layer, (rows, columns) in grids.items())
+                + "; choose blocks of one stage"
+            )
+        return next(iter(grids.values()))
 
     def _one(
         self,
@@ -301,9 +317,10 @@ class Explainer:
         empty: Empty,
     ) -> Explanation:
         inputs, found = pairs.inputs, seen.found
-        grid = inputs.images.grid
+        grid = self._grid(job, pairs)
         attention = job.recipe.site in ATTENTION_SITES
-        check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
+        if not (attention and job.taps[0] in found.windows):
+            check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
         try:
             made = token_maps(job, found, pair, selection)
         except NoGradientError as error:

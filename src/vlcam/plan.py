@@ -10,7 +10,7 @@ from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import SCORES, Tap
 from vlcam.catalogue import named
 from vlcam.errors import RecipeError
-from vlcam.recipe import SCALES, Recipe
+from vlcam.recipe import FLOWS, SCALES, Recipe
 from vlcam.targets import Custom, Target, resolve
 
 __all__ = ["Job", "in_passes", "plan"]
@@ -107,12 +107,28 @@ def plan(
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes)
+    _check_windows(chosen, adapter)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
             f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
             "tokens of a block; use gradient_path='full'"
         )
     return Job(chosen, layers, fitted, target, phrase, occurrence)
+
+
+def _check_windows(chosen: Recipe, adapter: ModelAdapter) -> None:
+    if chosen.site != "F2" or not adapter.anatomy.stream(chosen.stream).windowed:
+        return
+    if chosen.layer_rule in FLOWS:
+        raise RecipeError(
+            f"layer_rule={chosen.layer_rule!r}: tokens of this model attend within windows, and stages merge tokens, "
+            "so that there are no matrices over all tokens to multiply; choose layer_rule='single'"
+        )
+    if chosen.queries not in ("all", "patches"):
+        raise RecipeError(
+            f"queries={chosen.queries!r}: tokens of this model attend within windows and there is no class token; "
+            "queries='patches' takes all tokens of each window"
+        )
 
 
 def _scale(chosen: Recipe, wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _alive(
         recipe = job.recipe.replace(**changes, **tokens or {})
         changed = replace(job, recipe=recipe, layers=job.layers if layers is None else (layers,))
         layout = inputs.texts.layouts[pair] if inputs.texts else None
-        image_tokens = ImageTokens(adapter.prefix, inputs.images.grid)
+        image_tokens = ImageTokens(adapter.prefix, adapter.grid(recipe.stream, changed.layers[0], inputs.images))
         token_maps(changed, found, pair, select(recipe, layout, image_tokens, job.phrase, job.occurrence))
     except (EvidenceError, RecipeError, KeyError):
         return False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from vlcam.errors import RecipeError, listing
 
-__all__ = ["ImageTokens"]
+__all__ = ["ImageTokens", "Windows"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,41 @@ class ImageTokens:
                 "'patches' or 'all'"
             )
         return found
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a block cuts its grid into windows of tokens that attend to each other.
+
+    The grid is shifted cyclically, up and to the left, and padded below and at the right to whole windows. Windows lie
+    in raster order, and so do the tokens in each.
+
+    Attributes:
+        grid: rows and columns of the tokens.
+        window: rows and columns of a window.
+        shift: by how many rows and columns the grid is shifted.
+        pads_first: whether padding comes before the shift.
+    """
+
+    grid: tuple[int, int]
+    window: tuple[int, int]
+    shift: tuple[int, int]
+    pads_first: bool = False
+
+    @property
+    def across(self) -> tuple[int, int]:
+        """Rows and columns of windows."""
+        return -(-self.grid[0] // self.window[0]), -(-self.grid[1] // self.window[1])
+
+    def raster(self, values: Tensor) -> Tensor:
+        """Tokens in raster order, [B, rows * columns, ...], from windows [B * windows, tokens, ...]; no padding."""
+        (down, across), (high, wide), (rows, columns) = self.across, self.window, self.grid
+        rest = values.shape[2:]
+        whole = values.reshape(-1, down, across, high, wide, *rest).transpose(2, 3)
+        whole = whole.reshape(-1, down * high, across * wide, *rest)
+        if self.pads_first:
+            return whole.roll(self.shift, (1, 2))[:, :rows, :columns].flatten(1, 2)
+        return whole[:, :rows, :columns].roll(self.shift, (1, 2)).flatten(1, 2)
 
 
 def _plural(name: str) -> str:
