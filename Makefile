@@ -37,9 +37,13 @@ docs: $(READY) ## remake the measured tables and run the notebooks
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 	$(BIN)/python docs/run_notebooks.py
 
-train: $(READY) ## train the embedded model from its seed, about forty minutes on two cores
+train: $(READY) ## train the embedded models from their seeds, under two hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
 	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
+	$(BIN)/python -m training.classifiers --model vit --out runs/tiny-vit
+	$(BIN)/python -m training.publish runs/tiny-vit tiny-vit
+	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
+	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
 
 clean: ## forget the environment and what was made
 	rm -rf .venv demo dist build

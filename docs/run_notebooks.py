@@ -1,18 +1,21 @@
-"""Executes notebooks in place: `python docs/run_notebooks.py [FILE ...]`; by default every notebook in `examples/`.
+"""Makes the notebooks of `examples/` from their sources: `python docs/run_notebooks.py [--check] [NAME.py ...]`.
 
-A notebook that raises is left as it was; the others still run, and the exit code is 1.
+Each `NAME.py` (jupytext's percent format) becomes `NAME.ipynb`, executed from top to bottom. A notebook that raises is
+left as it was; the others are still made, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, DeadKernelError
@@ -27,28 +30,38 @@ _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": KERNEL},
     "language_info": {"name": "python"},
 }
+# tqdm would like widgets, and says so with the path of its file; no bar is shown.
+_QUIET = "ignore:IProgress not found"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 
-def execute(path: Path) -> None:
-    """Run a notebook from top to bottom, in its own folder, and write its outputs into it.
+def build(source: Path) -> Any:
+    """The notebook that a source stands for, without outputs. The same source always gives the same cell ids."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    notebook.metadata = nbformat.from_dict(_METADATA)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number:02}"
+        cell.metadata.clear()  # which quotes the source has around a text
+    return notebook
+
+
+def execute(notebook: Any, folder: Path) -> None:
+    """Run a notebook from top to bottom in a folder, and keep its outputs.
 
     Raises:
         CellControlSignal: a cell raised, or ran for more than `TIMEOUT` seconds.
         DeadKernelError: the kernel died.
     """
-    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT,
         kernel_name=KERNEL,
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder)}},
         record_timing=False,
         coalesce_streams=True,  # how a stream is cut into pieces depends on timing
     )
-    client.execute()
+    client.execute(env=os.environ | {"PYTHONWARNINGS": _QUIET})
     strip(notebook)
-    nbformat.write(notebook, path)
 
 
 def strip(notebook: Any) -> None:
@@ -63,19 +76,25 @@ def strip(notebook: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute the notebooks that are named; the exit code."""
+    """Make the notebooks that are named; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="*", type=Path, help="notebooks; by default every one in examples/")
+    parser.add_argument("file", nargs="*", type=Path, help="sources; by default every one in examples/")
+    parser.add_argument("--check", action="store_true", help="execute, and write nothing")
     logging.basicConfig(format="%(message)s")
     log.setLevel(logging.INFO)
+    chosen = parser.parse_args(arguments)
     failed = []
-    for path in parser.parse_args(arguments).file or sorted(EXAMPLES.glob("*.ipynb")):
-        log.info("%s", path)
+    for source in chosen.file or sorted(EXAMPLES.glob("*.py")):
+        log.info("%s", source)
         try:
-            execute(path)
-        except (OSError, nbformat.reader.NotJSONError, CellControlSignal, DeadKernelError) as error:
+            notebook = build(source)
+            execute(notebook, source.parent)
+        except (OSError, CellControlSignal, DeadKernelError) as error:
             log.error("%s", error)  # noqa: TRY400 - the message holds the notebook's own traceback
-            failed.append(path)
+            failed.append(source)
+        else:
+            if not chosen.check:
+                nbformat.write(notebook, source.with_suffix(".ipynb"))
     if failed:
         log.error("failed: %s", ", ".join(map(str, failed)))
     return 1 if failed else 0

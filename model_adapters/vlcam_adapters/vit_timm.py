@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,8 +31,10 @@ from vlcam_adapters.hf_loading import cast, placed
 from vlcam_adapters.hf_processing import whole_pixels
 from vlcam_adapters.torchvision_processing import Pipeline, prepare
 
-_FAMILIES = (VisionTransformer, Beit, Eva)
-_MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "beit", "eva")
+__all__ = ["CHECKPOINTING", "TimmClassifier", "VitTimm", "changed", "fused_or_explicit"]
+
+CHECKPOINTING = "gradient checkpointing, which timm keeps on in evaluation too, is off while vlcam runs the model"
+
 _PRE_NORM = (VitBlock, BeitBlock, EvaBlock)
 _POST_NORM = (ResPostBlock, EvaBlockPostNorm)
 
@@ -41,21 +43,124 @@ _PROJECTING = re.compile(r"_(clip|mci|pe_core)_")
 
 _NO_NORM = "the block is post-norm: attention and MLP read the residual stream, not a LayerNorm of their own"
 _TWO_SOFTMAXES = "differential attention is the difference of two softmaxes, which is no probability"
-_CHECKPOINTING = "gradient checkpointing, which timm keeps on in evaluation too, is off while vlcam runs the model"
 _SET_SIZE = "timm cannot change that on the fly: call model.set_input_size(img_size=(height, width)) before you wrap it"
 _DYNAMIC = "wrap or load it with dynamic_img_size=True to interpolate its positions, which is then on record"
 
 
-class VitTimm(ClassifierAdapter):
-    """Adapter for timm's vision transformers with a classification head.
+class TimmClassifier(ClassifierAdapter):
+    """Base of the adapters of timm's classifiers.
 
-    Images are prepared as the model's `pretrained_cfg` says, or by a transform that the user gives.
+    Images are prepared as the model's `pretrained_cfg` says, or by a transform that the user gives. A family names its
+    classes in `families`, timm's files that define them in `files`, and adds `stack`, `attention`, `logits` and
+    `read_block`.
     """
 
     library = "timm"
+    families: ClassVar[tuple[type[nn.Module], ...]]
+    files: ClassVar[tuple[str, ...]]
+    module: Any
+
+    def __init__(
+        self,
+        module: nn.Module,
+        processor: Any,
+        *,
+        prefix: tuple[Prefix, ...],
+        sizes: ImageSizes,
+        labels: Sequence[str] | None,
+        image_size: tuple[int, int] | None,
+        dynamic_img_size: bool,
+    ) -> None:
+        """Hold a loaded model.
+
+        Args:
+            module: the model.
+            processor: a torchvision transform that prepares an image; by default the one of its `pretrained_cfg`.
+            prefix: image tokens before the patches.
+            sizes: which image sizes the model takes.
+            labels: a name per class, in place of those that timm knows.
+            image_size: height and width that images are resized to, in place of the transform's resize and crop.
+            dynamic_img_size: what the user asked for, for the record; `sizes` says what it comes to.
+
+        Raises:
+            AdapterError: a model without classes; an option that it cannot meet.
+            InputError: an image size that the model cannot take.
+        """
+        classes = _classes(module)
+        if labels is None:
+            _refuse_projection(module, classes)
+        own = _own_labels(module, classes)
+        pipeline = _own_pipeline(module, sizes.trained) if processor is None else Pipeline(processor)
+        wanted = None if image_size is None else whole_pixels(image_size)
+        if pipeline is not None and wanted is not None:
+            pipeline = pipeline.exactly(wanted)
+        super().__init__(
+            module,
+            prefix=prefix,
+            sizes=sizes,
+            size=wanted or (pipeline.size if pipeline else None) or sizes.trained,
+            labels=class_names(labels, own, classes, source="pretrained_cfg"),
+            normalisation=pipeline.normalisation if pipeline else None,
+        )
+        self._pipeline = pipeline
+        self._options = {
+            "labels": None if labels is None else list(labels),
+            "image_size": None if wanted is None else list(wanted),
+            "dynamic_img_size": dynamic_img_size,
+        }
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Whether it is one of timm's classes, or of a subclass."""
+        return isinstance(module, cls.families)
+
+    @classmethod
+    def loads(cls, config: Mapping[str, Any]) -> bool:
+        """Whether the checkpoint is of timm's own format, with an architecture of these families."""
+        name = config.get("architecture")
+        return isinstance(name, str) and bool(is_model_in_modules(name, cls.files))
+
+    @classmethod
+    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
+        """Make an adapter for a loaded model; processor and options as in the constructor."""
+        if not cls.accepts(module):
+            raise AdapterError(
+                f"expected one of timm's {', '.join(kind.__name__ for kind in cls.families)}, found "
+                f"{type(module).__module__}.{type(module).__qualname__}"
+            )
+        return cls(module, processor, **options)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
+    ) -> Self:
+        """Load a checkpoint to `device` in `dtype`; the other options as in the constructor."""
+        with _loading(source):
+            module = timm.create_model(f"{'local-dir' if local else 'hf-hub'}:{source}", pretrained=True)
+        return cls.wrap(placed(module.to(cast(dtype)), device).eval(), None, **options)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Labels, image size, and whether others are taken."""
+        return self._options
+
+    def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
+        """Run the transform.
+
+        Raises:
+            InputError: the model has no `pretrained_cfg` and no transform was given, or the size does not fit.
+        """
+        remedy = "it has no pretrained_cfg; give the transform, vlcam.wrap(model, transform)"
+        return prepare(self._pipeline, self.module, self.sizes, images, remedy=remedy)
+
+
+class VitTimm(TimmClassifier):
+    """Adapter for timm's vision transformers with a classification head."""
+
     # The config.json of timm names an entry of its registry; see `loads`.
     architectures: ClassVar[tuple[str, ...]] = ("vit_*", "deit*", "beit*", "eva*")
-    module: Any
+    families: ClassVar[tuple[type[nn.Module], ...]] = (VisionTransformer, Beit, Eva)
+    files: ClassVar[tuple[str, ...]] = ("vision_transformer", "vision_transformer_hybrid", "deit", "beit", "eva")
 
     def __init__(
         self,
@@ -79,61 +184,17 @@ class VitTimm(ClassifierAdapter):
             AdapterError: a model without classes, or with blocks that are not known; an option that it cannot meet.
             InputError: an image size that the model cannot take.
         """
-        classes = _classes(module)
-        if labels is None:
-            _refuse_projection(module, classes)
-        own = _own_labels(module, classes)
-        sizes = _sizes(module, asked=dynamic_img_size)
-        pipeline = _own_pipeline(module, sizes.trained) if processor is None else Pipeline(processor)
-        wanted = None if image_size is None else whole_pixels(image_size)
-        if pipeline is not None and wanted is not None:
-            pipeline = pipeline.exactly(wanted)
         super().__init__(
             module,
+            processor,
             prefix=_prefix(module),
-            sizes=sizes,
-            size=wanted or (pipeline.size if pipeline else None) or sizes.trained,
-            labels=class_names(labels, own, classes, source="pretrained_cfg"),
-            normalisation=pipeline.normalisation if pipeline else None,
+            sizes=_sizes(module, asked=dynamic_img_size),
+            labels=labels,
+            image_size=image_size,
+            dynamic_img_size=dynamic_img_size,
         )
         self.reads = "cls" if self.module.global_pool == "token" else "patches"
-        self._pipeline = pipeline
         self._stack = _stack(self.module)
-        self._options = {
-            "labels": None if labels is None else list(labels),
-            "image_size": None if wanted is None else list(wanted),
-            "dynamic_img_size": dynamic_img_size,
-        }
-
-    @classmethod
-    def accepts(cls, module: nn.Module) -> bool:
-        """Whether it is one of timm's classes, or of a subclass."""
-        return isinstance(module, _FAMILIES)
-
-    @classmethod
-    def loads(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the checkpoint is of timm's own format, with an architecture of these families."""
-        name = config.get("architecture")
-        return isinstance(name, str) and bool(is_model_in_modules(name, _MODULES))
-
-    @classmethod
-    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
-        """Make an adapter for a loaded model; processor and options as in the constructor."""
-        if not cls.accepts(module):
-            raise AdapterError(
-                f"expected a VisionTransformer, Beit or Eva of timm, found {type(module).__module__}."
-                f"{type(module).__qualname__}"
-            )
-        return cls(module, processor, **options)
-
-    @classmethod
-    def load(
-        cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
-    ) -> Self:
-        """Load a checkpoint to `device` in `dtype`; the other options as in the constructor."""
-        with _loading(source):
-            module = timm.create_model(f"{'local-dir' if local else 'hf-hub'}:{source}", pretrained=True)
-        return cls.wrap(placed(module.to(cast(dtype)), device).eval(), None, **options)
 
     @property
     def stack(self) -> Stack:
@@ -141,25 +202,9 @@ class VitTimm(ClassifierAdapter):
         return self._stack
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """Labels, image size and position interpolation."""
-        return self._options
-
-    @property
     def attention(self) -> str:
         """What timm chose when the model was made: fused or explicit attention."""
-        fused = {bool(block.attn.fused_attn) for block in self.module.blocks}
-        names = {True: "fused (scaled_dot_product_attention)", False: "explicit"}
-        return names[fused.pop()] if len(fused) == 1 else "fused in some blocks, explicit in others"
-
-    def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
-        """Run the transform.
-
-        Raises:
-            InputError: the model has no `pretrained_cfg` and no transform was given, or the size does not fit.
-        """
-        remedy = "it has no pretrained_cfg; give the transform, vlcam.wrap(model, transform)"
-        return prepare(self._pipeline, self.module, self.sizes, images, remedy=remedy)
+        return fused_or_explicit(self.module.blocks)
 
     def logits(self, pixel_values: Tensor) -> Tensor:
         """Run the model as it is; the mean of both heads where it is distilled."""
@@ -187,8 +232,28 @@ class VitTimm(ClassifierAdapter):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Switch gradient checkpointing off, under which every hook would fire again in the backward pass."""
-        with _changed(self.module, grad_checkpointing=False):
+        with changed(self.module, grad_checkpointing=False):
             yield
+
+
+def fused_or_explicit(blocks: Iterable[Any]) -> str:
+    """How timm's blocks compute attention, in words."""
+    fused = {bool(getattr(block.attn, "fused_attn", False)) for block in blocks}
+    names = {True: "fused (scaled_dot_product_attention)", False: "explicit"}
+    return names[fused.pop()] if len(fused) == 1 else "fused in some blocks, explicit in others"
+
+
+@contextmanager
+def changed(part: nn.Module, **values: Any) -> Iterator[None]:
+    """Attributes of a module set to values, and put back."""
+    before = {name: getattr(part, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(part, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(part, name, value)
 
 
 def _classes(module: Any) -> int:
@@ -262,7 +327,7 @@ def _sizes(module: Any, *, asked: bool) -> ImageSizes:
 def _stack(module: Any) -> Stack:
     blocks = tuple(_block(block, number) for number, block in enumerate(module.blocks))
     first = module.blocks[0]
-    notes = [_CHECKPOINTING]
+    notes = [CHECKPOINTING]
     if getattr(first, "gamma_1", None) is not None or not isinstance(getattr(first, "ls1", nn.Identity()), nn.Identity):
         notes.append("F3 and F5 are the branches before LayerScale")
     between = [name for name in ("norm", "gate") if _acts(getattr(first.attn, name, None))]
@@ -329,28 +394,15 @@ def _taking(module: Any, size: tuple[int, int], sizes: ImageSizes) -> Iterator[N
     with ExitStack() as stack:
         if size != sizes.trained and not module.dynamic_img_size:
             flags = {"strict_img_size": False, "flatten": False, "output_fmt": Format.NHWC}
-            stack.enter_context(_changed(module.patch_embed, **flags))
-            stack.enter_context(_changed(module, dynamic_img_size=True))
+            stack.enter_context(changed(module.patch_embed, **flags))
+            stack.enter_context(changed(module, dynamic_img_size=True))
             rope = getattr(module, "rope", None)
             if rope is not None and getattr(rope, "feat_shape", None) is not None:
                 # A table that was made ahead would be used whatever the size.
                 tables = dict(rope.named_buffers(recurse=False))
-                stack.enter_context(_changed(rope, feat_shape=rope.feat_shape, **tables))
+                stack.enter_context(changed(rope, feat_shape=rope.feat_shape, **tables))
                 rope.update_feat_shape(sizes.grid(size))
         yield
-
-
-@contextmanager
-def _changed(part: nn.Module, **values: Any) -> Iterator[None]:
-    """Attributes of a module set to values, and put back."""
-    before = {name: getattr(part, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(part, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(part, name, value)
 
 
 @contextmanager

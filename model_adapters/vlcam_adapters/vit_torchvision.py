@@ -1,16 +1,19 @@
-"""The vision transformer of torchvision: `torchvision.models.VisionTransformer`, as `vit_b_16` and others make it."""
+"""The vision transformer of torchvision: `torchvision.models.VisionTransformer`, as `vit_b_16` and others make it.
+
+With what it shares with the other classifiers of torchvision.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer, Weights, WeightsEnum
 from torchvision.models.vision_transformer import EncoderBlock
 
-from vlcam.adapter import Inputs, PreparedImages
+from vlcam.adapter import Inputs, Prefix, PreparedImages
 from vlcam.anatomy import Block, Reading
 from vlcam.errors import AdapterError
 from vlcam.images import SourceImage
@@ -18,19 +21,123 @@ from vlcam_adapters.classifier import ClassifierAdapter, ImageSizes, Stack, clas
 from vlcam_adapters.hf_processing import whole_pixels
 from vlcam_adapters.torchvision_processing import Pipeline, prepare
 
+__all__ = ["TorchvisionClassifier", "VitTorchvision"]
+
 _ONE_SIZE = "torchvision cannot interpolate positions: bring the images to that size, or make the model for another one"
 _CLS_ONLY = "the logits are read from [CLS]: in the last block nothing else has a gradient after the attention"
 
 
-class VitTorchvision(ClassifierAdapter):
-    """Adapter for torchvision's `VisionTransformer`.
+class TorchvisionClassifier(ClassifierAdapter):
+    """Base of the adapters of torchvision's classifiers.
 
-    Its processor is what torchvision ships with the weights, `ViT_B_16_Weights.DEFAULT`, which also names the classes;
-    or the transforms of such weights, or another transform.
+    The processor is what torchvision ships with the weights, a member of `ViT_B_16_Weights` for example, which also
+    names the classes; or the transforms of such weights, or another transform. A family names its class in `kind`, and
+    in `example` its weights and the function that makes such a model, and adds `stack`, `attention` and `read_block`.
     """
 
     library = "torchvision"
+    kind: ClassVar[type[nn.Module]]
+    example: ClassVar[tuple[str, str]]
     module: Any
+
+    def __init__(
+        self,
+        module: nn.Module,
+        processor: Any,
+        *,
+        prefix: tuple[Prefix, ...],
+        sizes: ImageSizes,
+        classes: int,
+        labels: Sequence[str] | None,
+        image_size: tuple[int, int] | None,
+    ) -> None:
+        """Hold a loaded model.
+
+        Args:
+            module: the model.
+            processor: a member of a weights class, or a transform; without one only preprocessed tensors are taken.
+            prefix: image tokens before the patches.
+            sizes: which image sizes the model takes.
+            classes: how many classes it tells apart.
+            labels: a name per class, in place of those of the weights.
+            image_size: height and width that images are resized to, in place of the transform's resize and crop.
+
+        Raises:
+            AdapterError: an option that the model cannot meet.
+            InputError: an image size that the model cannot take.
+        """
+        weights = processor if isinstance(processor, (WeightsEnum, Weights)) else None
+        own = tuple(weights.meta.get("categories", ())) if weights is not None else ()
+        transform = weights.transforms() if weights is not None else processor
+        pipeline = None if transform is None else Pipeline(transform)
+        wanted = None if image_size is None else whole_pixels(image_size)
+        if pipeline is not None and wanted is not None:
+            pipeline = pipeline.exactly(wanted)
+        super().__init__(
+            module,
+            prefix=prefix,
+            sizes=sizes,
+            size=wanted or (pipeline.size if pipeline else None) or sizes.trained,
+            labels=class_names(labels, own, classes, source=str(weights)),
+            normalisation=pipeline.normalisation if pipeline else None,
+        )
+        self._pipeline = pipeline
+        self._options = {
+            "labels": None if labels is None else list(labels),
+            "image_size": None if wanted is None else list(wanted),
+        }
+
+    @classmethod
+    def accepts(cls, module: nn.Module) -> bool:
+        """Whether it is torchvision's class, or a subclass."""
+        return isinstance(module, cls.kind)
+
+    @classmethod
+    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
+        """Make an adapter for a loaded model; processor and options as in the constructor."""
+        if not cls.accepts(module):
+            raise AdapterError(f"expected torchvision's {cls.kind.__name__}, found {type(module).__name__}")
+        return cls(module, processor, **options)
+
+    @classmethod
+    def load(cls, source: str | Path, *, local: bool, **options: Any) -> Self:
+        """Refuse: torchvision's weights have no folder format.
+
+        Raises:
+            AdapterError: always.
+        """
+        del local, options
+        weights, make = cls.example
+        raise AdapterError(
+            f"{str(source)!r}: torchvision's models are not loaded from a checkpoint folder; make the model yourself, "
+            f"weights = {weights}.DEFAULT, model = {make}(weights=weights), then vlcam.wrap(model, weights)"
+        )
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Labels and image size."""
+        return self._options
+
+    def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
+        """Run the transform.
+
+        Raises:
+            InputError: none was given, or the size does not fit.
+        """
+        remedy = f"give its weights or a transform, for example vlcam.wrap(model, {self.example[0]}.DEFAULT)"
+        return prepare(self._pipeline, self.module, self.sizes, images, remedy=remedy)
+
+    def logits(self, pixel_values: Tensor) -> Tensor:
+        """Run the model as it is."""
+        found: Tensor = self.module(pixel_values)
+        return found
+
+
+class VitTorchvision(TorchvisionClassifier):
+    """Adapter for torchvision's `VisionTransformer`."""
+
+    kind: ClassVar[type[nn.Module]] = VisionTransformer
+    example: ClassVar[tuple[str, str]] = ("ViT_B_16_Weights", "vit_b_16")
 
     def __init__(
         self,
@@ -52,54 +159,16 @@ class VitTorchvision(ClassifierAdapter):
             AdapterError: a model without classes; an option that it cannot meet.
             InputError: an image size that the model cannot take.
         """
-        classes = _classes(module)
-        weights = processor if isinstance(processor, (WeightsEnum, Weights)) else None
-        own = tuple(weights.meta.get("categories", ())) if weights is not None else ()
-        transform = weights.transforms() if weights is not None else processor
-        pipeline = None if transform is None else Pipeline(transform)
-        sizes = _sizes(module)
-        wanted = None if image_size is None else whole_pixels(image_size)
-        if pipeline is not None and wanted is not None:
-            pipeline = pipeline.exactly(wanted)
         super().__init__(
             module,
+            processor,
             prefix=("cls",),
-            sizes=sizes,
-            size=wanted or (pipeline.size if pipeline else None) or sizes.trained,
-            labels=class_names(labels, own, classes, source=str(weights)),
-            normalisation=pipeline.normalisation if pipeline else None,
+            sizes=_sizes(module),
+            classes=_classes(module),
+            labels=labels,
+            image_size=image_size,
         )
-        self._pipeline = pipeline
         self._stack = _stack(self.module)
-        self._options = {
-            "labels": None if labels is None else list(labels),
-            "image_size": None if wanted is None else list(wanted),
-        }
-
-    @classmethod
-    def accepts(cls, module: nn.Module) -> bool:
-        """Whether it is torchvision's class, or a subclass."""
-        return isinstance(module, VisionTransformer)
-
-    @classmethod
-    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
-        """Make an adapter for a loaded model; processor and options as in the constructor."""
-        if not cls.accepts(module):
-            raise AdapterError(f"expected torchvision's VisionTransformer, found {type(module).__name__}")
-        return cls(module, processor, **options)
-
-    @classmethod
-    def load(cls, source: str | Path, *, local: bool, **options: Any) -> Self:
-        """Refuse: torchvision's weights have no folder format.
-
-        Raises:
-            AdapterError: always.
-        """
-        del local, options
-        raise AdapterError(
-            f"{str(source)!r}: torchvision's models are not loaded from a checkpoint folder; make the model yourself, "
-            "weights = ViT_B_16_Weights.DEFAULT, model = vit_b_16(weights=weights), then vlcam.wrap(model, weights)"
-        )
 
     @property
     def stack(self) -> Stack:
@@ -107,28 +176,9 @@ class VitTorchvision(ClassifierAdapter):
         return self._stack
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """Labels and image size."""
-        return self._options
-
-    @property
     def attention(self) -> str:
-        """The one kind that torchvision has."""
+        """The one kind that it has."""
         return "torch.nn.MultiheadAttention"
-
-    def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
-        """Run the transform.
-
-        Raises:
-            InputError: none was given, or the size does not fit.
-        """
-        remedy = "give its weights or a transform, for example vlcam.wrap(model, ViT_B_16_Weights.DEFAULT)"
-        return prepare(self._pipeline, self.module, self.sizes, images, remedy=remedy)
-
-    def logits(self, pixel_values: Tensor) -> Tensor:
-        """Run the model as it is."""
-        found: Tensor = self.module(pixel_values)
-        return found
 
     def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - one head, no text
         """The final LayerNorm and the head on the mean of all tokens of a block."""

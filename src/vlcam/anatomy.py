@@ -14,13 +14,34 @@ from torch import nn
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.recipe import Layers
 
-__all__ = ["SCORES", "Anatomy", "Block", "Inside", "Reading", "StreamAnatomy", "Tap", "block_numbers"]
+__all__ = [
+    "INPUT",
+    "SCORES",
+    "VALUES",
+    "Anatomy",
+    "Block",
+    "Inside",
+    "Reading",
+    "StreamAnatomy",
+    "Tap",
+    "block_numbers",
+]
 
-Inside = Literal["attention", "scores", "heads"]
+Inside = Literal["attention", "scores", "values", "heads"]
 How = Inside | Literal["output", "input", "keyword"]
 
 SCORES = "F2_SCORES"
-"""The scores before the softmax of F2: no site of a recipe, but tapped where a recipe needs them besides F2."""
+VALUES = "F2_VALUES"
+INPUT = "F6_INPUT"
+"""No sites of a recipe, but tapped where one needs them besides F2: the scores before the softmax, what each token's
+values add to the block's output (projected, without bias), and the block's input."""
+
+
+_BESIDES: dict[str, tuple[str, How]] = {
+    SCORES: ("F2", "scores"),
+    VALUES: ("F2", "values"),
+    INPUT: ("F6", "input"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +49,8 @@ class Reading:
     """How a tensor is reached.
 
     At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument; or inside an
-    attention module: its `attention` probabilities, the `scores` that their softmax takes (which the engine reads
-    wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates before it projects them.
+    attention module: its `attention` probabilities, the `scores` that their softmax takes and the `values` that they
+    weight (which the engine reads wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates before it projects them.
     """
 
     module: nn.Module
@@ -89,8 +110,8 @@ class StreamAnatomy:
         block = self.blocks[layer]
         if site in block.sites:
             return block.sites[site]
-        if site == SCORES and "F2" in block.sites:
-            return replace(block.sites["F2"], how="scores")
+        if site in _BESIDES and _BESIDES[site][0] in block.sites:
+            return replace(block.sites[_BESIDES[site][0]], how=_BESIDES[site][1])
         why = block.lacks.get(site, "the model does not have it")
         raise UnknownNameError(
             f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}"

@@ -78,6 +78,7 @@ class AttentionMode(TorchFunctionMode):
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        value = self._tap("values", value)
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if is_causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -152,6 +153,7 @@ class AttentionMode(TorchFunctionMode):
         self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor], *, fused: bool
     ) -> Tensor:
         query, key, value = heads
+        value = self._tap("values", value)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         scores = self._tap("scores", scores if mask is None else scores + mask)
         plain = _as_fused(scores) if fused and mask is not None else scores.softmax(-1)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, ModelAdapter
-from vlcam.anatomy import SCORES, Tap
+from vlcam.anatomy import SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.errors import AdapterError, EvidenceError
 from vlcam.maps import taken
 from vlcam.taps import Taps, attention_detached
-from vlcam.targets import Target
+from vlcam.targets import Target, explained_classes
 from vlcam.tokens import Windows
 
-__all__ = ["Capture", "as_found", "capture", "run_heads"]
+__all__ = ["STEPS", "Capture", "as_found", "capture", "integrated", "run_heads"]
+
+STEPS = 20
+"""Images over which `integrated` averages."""
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
@@ -36,6 +39,7 @@ class Capture:
         target: y, [P].
         outputs: what the target's head returned; `run_heads` gives the others.
         context: what the trunk gave, which the heads read.
+        plain: for a target whose gradient is integrated, the gradients at the image itself.
         windows: how tapped blocks cut their grid into windows, where they do; their F2 is [P, windows, H, Q, K].
         known: answers that were worked out of the tensors once, for whoever asks again.
     """
@@ -46,7 +50,19 @@ class Capture:
     outputs: Mapping[str, Tensor]
     context: Tensor
     windows: Mapping[Tap, Windows] = field(default_factory=dict)
+    plain: Mapping[Tap, Tensor | None] = field(default_factory=dict)
     known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
+
+    def plain_gradient(self, tap: Tap) -> Tensor:
+        """The gradient at the image itself.
+
+        Raises:
+            EvidenceError: there is none.
+        """
+        found = (self.plain or self.gradients)[tap]
+        if found is None:
+            raise EvidenceError(f"the target does not depend on {tap}")
+        return found
 
     def alive(self, tap: Tap, pair: int, indices: Sequence[int], axis: int) -> bool:
         """Whether the gradient at a tap is not zero for all of a pair's rows `indices` of an axis."""
@@ -115,10 +131,43 @@ def capture(
         tap: _spread(_by_image(tap, tensor.detach(), windows), inputs.image_of) for tap, tensor in trunk.tensors.items()
     }
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
+    activations |= {
+        tap: _projected(streams[tap.stream], tap, tensor) for tap, tensor in activations.items() if tap.site == VALUES
+    }
     return tuple(
         Capture(activations, found, y.detach(), {name: output.detach()}, context.detach(), windows)
         for found, y in zip(gradients, scalars, strict=True)
     )
+
+
+def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: Target) -> Capture:
+    """Average gradients over the images a * x for 20 values of a from 0 to 1, the last being the image itself.
+
+    The image x is the preprocessed one, so that a = 0 is the mean colour. After Sundararajan et al. (ICML 2017), as in
+    Yuan et al. (NeurIPS 2021 workshop) and Chen et al. (TMLR 2023). A class with the highest logit is the image's own.
+
+    Args:
+        adapter: the model.
+        inputs: P pairs.
+        taps: what to read.
+        target: what to differentiate.
+
+    Returns:
+        The capture of the image itself, with the averaged gradients, and its own as `plain`.
+    """
+    (whole,) = capture(adapter, inputs, taps, [target])
+    if adapter.heads[target.head] == "classes":
+        target = target.of_classes(explained_classes(whole.outputs[target.head], target.classes).tolist())
+    sums = dict(whole.gradients)
+    for step in range(STEPS - 1):
+        pixels = inputs.images.pixel_values * (step / (STEPS - 1))
+        dimmed = replace(inputs, images=replace(inputs.images, pixel_values=pixels))
+        (found,) = capture(adapter, dimmed, taps, [target])
+        for tap, gradient in found.gradients.items():
+            total = sums[tap]
+            sums[tap] = gradient if total is None else total if gradient is None else total + gradient
+    means = {tap: None if total is None else total / STEPS for tap, total in sums.items()}
+    return replace(whole, gradients=means, plain=whole.gradients, known={})
 
 
 def run_heads(adapter: ModelAdapter, inputs: Inputs, context: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
@@ -254,7 +303,15 @@ def _by_image(tap: Tap, tensor: Tensor, windows: Mapping[Tap, Windows]) -> Tenso
         return tensor.view(-1, cut.across[0] * cut.across[1], *tensor.shape[1:])
     if cut is not None and tap.site in ("F3", "F3_HEADS") and tensor.ndim == 3:
         return cut.raster(tensor)
-    return tensor.flatten(1, 2) if tensor.ndim == 4 and tap.site not in ("F2", SCORES) else tensor
+    return tensor.flatten(1, 2) if tensor.ndim == 4 and tap.site not in ("F2", SCORES, VALUES) else tensor
+
+
+def _projected(stream: StreamAnatomy, tap: Tap, values: Tensor) -> Tensor:
+    """What each token's values add to the block's output, [P, N, C] from [P, H, N, d], without the bias."""
+    reading = stream.reading(tap.layer, "F3_HEADS")
+    projection = reading.module if reading.how == "input" else reading.module.out_proj
+    weight: Tensor = projection.weight  # type: ignore[assignment]
+    return values.transpose(1, 2).flatten(2) @ weight.detach().T
 
 
 def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:

@@ -111,6 +111,20 @@ _FINERCAM = (
 )
 _GSCORECAM = "Chen, Li, Biaz, Bui, Nguyen. gScoreCAM: What Objects Is CLIP Looking At? ACCV 2022"
 _GRADECLIP = "Zhao, Wang, Zeng, Zhao, Chan. Gradient-based Visual Explanation for Transformer-based CLIP. ICML 2024"
+_SCORECAM = (
+    "Wang, Wang, Du, Yang, Zhang, Ding, Mardziel, Hu. Score-CAM: Score-Weighted Visual Explanations for Convolutional "
+    "Neural Networks. CVPR Workshops 2020"
+)
+_ABLATIONCAM = (
+    "Desai, Ramaswamy. Ablation-CAM: Visual Explanations for Deep Convolutional Network via Gradient-free "
+    "Localization. WACV 2020"
+)
+_RECIPROCAM = "Byun, Lee. ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations. arXiv:2310.02588, 2023"
+_TRANSITION = (
+    "Yuan, Li, Xiong, Dou. Explaining Information Flow Inside Vision Transformers Using Markov Chain. NeurIPS 2021 "
+    "Workshop on Explainable AI Approaches for Debugging and Diagnosis"
+)
+_BEYOND = "Chen, Li, Yu, Dou, Xiong. Beyond Intuition: Rethinking Token Attributions inside Transformers. TMLR 2023"
 _ROLLOUT = "Abnar, Zuidema. Quantifying Attention Flow in Transformers. ACL 2020"
 _VIT_EXPLAIN = "Gildenblat. Exploring Explainability for Vision Transformers (vit-explain). 2020"
 _CHEFER_LRP = "Chefer, Gur, Wolf. Transformer Interpretability Beyond Attention Visualization. CVPR 2021"
@@ -406,7 +420,7 @@ _ATTENTION_ENTRIES = (
     ),
     _entry(
         _WEIGHTED.replace(name="chefer-generic-heads-first", layers="all", layer_rule="relevance", relu="after_heads"),
-        "Chen, Li, Yu, Dou, Xiong. Beyond Intuition: Rethinking Token Attributions inside Transformers. TMLR 2023",
+        _BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_genattr",
         notes="A re-implementation of chefer-generic with the mean over heads before the ReLU. The repository starts "
         "at the second block, layers=(1, 2, ...).",
@@ -457,7 +471,78 @@ _ATTENTION_ENTRIES = (
         "nothing to the answer.",
     ),
 )
-_ENTRIES = (*_CROSS_ENTRIES, *_FEATURE_ENTRIES, *_ATTENTION_ENTRIES)
+_ASKING_ENTRIES = (
+    _entry(
+        _pgc("pgc-scorecam", "ScoreCAM", weighting="scorecam", departures="aligned_corners"),
+        _SCORECAM,
+        notes="One forward pass per channel. Masks are laid over the preprocessed image with corners aligned, though "
+        "the final map is not. The paper's baseline cancels in the softmax, which large logits turn into a choice of "
+        "one channel.",
+    ),
+    _entry(
+        _FEATURES.replace(name="torchcam-scorecam", weighting="scorecam"),
+        _SCORECAM,
+        "frgfm/torch-cam 0.5.0, torchcam/methods/activation.py, ScoreCAM",
+        notes="One forward pass per channel. Masks are scaled to 0..1 on the grid, then laid over with half-pixel "
+        "centres.",
+    ),
+    _entry(
+        _FEATURES.replace(name="ablationcam", weighting="ablationcam"),
+        _ABLATIONCAM,
+        "the paper's formula; jacobgil/pytorch-grad-cam 1.5.7 departs from it and cannot be reproduced: it sets a "
+        "channel to its minimum less 1e7 times its place in the batch, so that weights depend on the batch size",
+        notes="One forward pass per channel, which is set to zero at every token. Divided by the score, whose sign so "
+        "turns the map: a class of negative logit is explained upside down.",
+    ),
+    _entry(
+        _FEATURES.replace(name="vit-reciprocam", weighting="reciprocam", relu="none"),
+        _RECIPROCAM,
+        "openvinotoolkit/openvino_xai 88f29ee, methods/white_box/recipro_cam.py, ViTReciproCAM",
+        notes="One forward pass per cell: the last block sees the class token and a Gaussian neighbourhood of the "
+        "cell. The published code then scales each class' map to 0..255 and cuts off the fraction.",
+    ),
+)
+_PATH_ENTRIES = (
+    _entry(
+        _WEIGHTED.replace(
+            name="tam-transition",
+            layers="all",
+            layer_rule="transition",
+            gradient_path="integrated",
+            relu="gradient",
+        ),
+        _TRANSITION,
+        "XianrenYty/Transition_Attention_Maps 8329327, generate_transition_attention_maps",
+        notes="Twenty backward passes. The authors' scripts start at block 4 of 12: layers=(4, ..., 11).",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="beyond-intuition-headwise",
+            layers="all",
+            layer_rule="headwise",
+            gradient_path="integrated",
+            relu="gradient",
+        ),
+        _BEYOND,
+        "jiaminchen-1031/transformerinterp a76854a, generate_ours",
+        notes="Twenty backward passes. The authors' scripts start at their block 4, counted from 1: layers=(3, ..., "
+        "11). Heads are weighted by the gradient at the image itself.",
+    ),
+    _entry(
+        _WEIGHTED.replace(
+            name="beyond-intuition-tokenwise",
+            layers="all",
+            layer_rule="tokenwise",
+            gradient_path="integrated",
+            relu="gradient",
+        ),
+        _BEYOND,
+        "jiaminchen-1031/transformerinterp a76854a, generate_ours_c",
+        notes="Twenty backward passes. The authors' scripts start at their block 7, counted from 1: layers=(6, ..., "
+        "11). The values are read inside fused attention; a model with explicit attention does not show them.",
+    ),
+)
+_ENTRIES = (*_CROSS_ENTRIES, *_FEATURE_ENTRIES, *_ATTENTION_ENTRIES, *_ASKING_ENTRIES, *_PATH_ENTRIES)
 
 
 def recipes() -> Mapping[str, Entry]:

@@ -13,7 +13,7 @@ from vlcam import maps
 from vlcam.capture import Capture
 from vlcam.errors import EvidenceError
 from vlcam.plan import Job
-from vlcam.recipe import ATTENTION_SITES, FLOWS, POOLED, Recipe
+from vlcam.recipe import ATTENTION_SITES, CARRIED, FLOWS, POOLED, Recipe
 from vlcam.rows import Selection
 from vlcam.tokens import Windows
 
@@ -52,7 +52,7 @@ class _Layer:
         return _Layer(maps.taken(self.activation, indices, 2), gradient, scores, self.windows)
 
 
-def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
+def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answers: Tensor | None = None) -> TokenMaps:
     """Compute the maps of one pair.
 
     Args:
@@ -60,6 +60,7 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> Tok
         found: what the pass gave.
         pair: index of the pair.
         selection: the rows of the main map and of every word, and the map's cells.
+        answers: what the model gave when it was asked again, for a recipe that asks.
 
     Raises:
         NoGradientError: the gradient is zero wherever the main map would use it.
@@ -74,7 +75,9 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection) -> Tok
             f"the gradient of {job.target.label} at {taps} is exactly zero on {_used(recipe, selection)}"
         )
     if recipe.site not in ATTENTION_SITES:
-        merged = _features(recipe, layers, selection)
+        merged = _features(recipe, layers, selection, answers)
+    elif recipe.layer_rule in CARRIED:
+        merged = _carried(job, found, pair, layers, selection)
     elif recipe.layer_rule in FLOWS:
         merged = _flow(recipe, layers, selection)
     else:
@@ -114,7 +117,7 @@ def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
     ]
 
 
-def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection, answers: Tensor | None) -> Tensor:
     """[1, cells] from token features."""
     if recipe.layer_rule == "shared":
         gradients = [layer.gradient for layer in layers if layer.gradient is not None]
@@ -123,7 +126,7 @@ def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) ->
     return maps.merge_layers(
         recipe,
         [
-            maps.channel_map(recipe, layer.activation, layer.gradient, selection.pool, selection.cells)
+            maps.channel_map(recipe, layer.activation, layer.gradient, selection.pool, selection.cells, answers)
             for layer in layers
         ],
     )
@@ -199,11 +202,40 @@ def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Ten
     return found.relu() if recipe.relu == "map" else found
 
 
+def _carried(job: Job, found: Capture, pair: int, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+    """[1, cells]: attention carried through the blocks, times the gradient at the last of them."""
+    last, rows = layers[-1], selection.rows
+    if job.recipe.layer_rule == "transition":
+        flow = maps.carried([layer.activation.float().mean(1) for layer in layers], rows)
+    else:
+        weighted = _by_head if job.recipe.layer_rule == "headwise" else _by_token
+        matrices = [weighted(job, found, pair, number, layer.activation.float()) for number, layer in enumerate(layers)]
+        one_each = torch.eye(matrices[0].shape[-1], device=matrices[0].device)[list(rows)]
+        flow = maps.propagated(job.recipe, matrices, one_each)
+    if last.gradient is None:
+        raise NoGradientError(f"{job.target.label} does not depend on {job.gradient_taps[-1]}")
+    weights = maps.taken(last.gradient.float().relu().mean(1), rows, 1)
+    values = maps.taken((flow * weights).mean(1), selection.cells, 1)
+    return values.relu() if job.recipe.relu == "map" else values
+
+
+def _by_head(job: Job, found: Capture, pair: int, number: int, attention: Tensor) -> Tensor:
+    plain = found.plain_gradient(job.gradient_taps[number])[pair : pair + 1]
+    return torch.einsum("bh,bhqk->bqk", maps.head_shares(attention, plain), attention)
+
+
+def _by_token(job: Job, found: Capture, pair: int, number: int, attention: Tensor) -> Tensor:
+    values, tokens = (found.activations[tap][pair : pair + 1] for tap in job.norm_taps[2 * number : 2 * number + 2])
+    return attention.mean(1) * maps.token_shares(values, tokens)[:, None]
+
+
 def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bool, ...]:
     """For the main map and every word: whether any gradient that it uses is not zero."""
     recipe, taps = job.recipe, job.gradient_taps
     if not recipe.needs_gradient:
         return (True,) * len(selection.all_rows)
+    if recipe.layer_rule in CARRIED:
+        return (found.alive(taps[-1], pair, selection.rows, 2),)
     if recipe.layer_rule in FLOWS:
         return (any(found.alive(tap, pair, (0,), 0) for tap in taps),) * len(selection.all_rows)
     if any(tap in found.windows for tap in job.taps):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
-from vlcam.capture import Capture, capture, run_heads
+from vlcam.asking import BATCH, Progress, ask, questions
+from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.catalogue import default, named
 from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
@@ -25,7 +26,7 @@ from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, in_passes, plan
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.recipe import ATTENTION_SITES, Recipe, takes_gradient
+from vlcam.recipe import ATTENTION_SITES, Recipe, takes_target
 from vlcam.rows import Selection, select
 from vlcam.targets import Asked, Scores, Target, read_target, resolve
 from vlcam.tokens import ImageTokens
@@ -43,6 +44,14 @@ class _Pass:
     scores: Sequence[Scores]
     classes: Sequence[dict[str, Any] | None]
     model: Mapping[bool, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How variants are run for recipes that ask the model again."""
+
+    batch: int
+    progress: Progress | None
 
 
 class Explainer:
@@ -85,6 +94,8 @@ class Explainer:
         occurrence: int | None = None,
         layer: int | str | Sequence[int] | None = None,
         strict: bool = False,
+        batch: int = BATCH,
+        progress: Progress | None = None,
         **choices: Any,
     ) -> Any:
         """Explain an image and a text, or an image and a class.
@@ -102,6 +113,9 @@ class Explainer:
             occurrence: which one, counted from 1, where the phrase stands more than once.
             layer: block index or indices, `last` or `all`, in place of the recipe's.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
+            batch: how many variants run at once, for a recipe that asks the model again (Score-CAM and its like).
+            progress: called with (how many have run, of how many) after each such batch; an exception that it raises
+                ends the work, and the model is left as found.
             **choices: any other field of the recipe, for example `relu="none"`.
 
         Returns:
@@ -119,7 +133,8 @@ class Explainer:
             choices["layers"] = block_numbers(layer)
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
-        (found,) = self._explain(image, text, asked, [job], strict=strict)
+        asking = _Asking(batch, progress)
+        (found,) = self._explain(image, text, asked, [job], strict=strict, asking=asking)
         return found
 
     def sweep(
@@ -133,19 +148,23 @@ class Explainer:
         occurrence: int | None = None,
         empty: Empty = "raise",
         strict: bool = False,
+        batch: int = BATCH,
+        progress: Progress | None = None,
     ) -> list[Any]:
         """Explain with many recipes; those that share a head share one forward pass, and equal targets one backward.
 
         Args:
             image: as in `explain`.
             text: as in `explain`.
-            recipes: names or recipes; by default every named recipe that fits the model.
+            recipes: names or recipes; by default every named recipe that fits the model and does not ask it again.
             target: as in `explain`; each recipe keeps its own scale. A recipe without a target takes none.
             phrase: as in `explain`; for recipes without text rows it is an error, as there.
             occurrence: as in `explain`.
             empty: what becomes of a recipe whose gradient is zero wherever its map would use it: `raise`, as in
                 `explain`; or `keep` it, as a map of zeros with the status `zero gradient`.
             strict: as in `explain`.
+            batch: as in `explain`.
+            progress: as in `explain`, for one recipe after the other.
 
         Returns:
             What `explain` returns for each recipe, in order.
@@ -157,7 +176,8 @@ class Explainer:
         asked = self._asked(target)
         wanted = fitting(self.adapter) if recipes is None else recipes
         jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
-        return self._explain(image, text, asked, jobs, strict=strict, empty=empty)
+        asking = _Asking(batch, progress)
+        return self._explain(image, text, asked, jobs, strict=strict, asking=asking, empty=empty)
 
     def capture(
         self,
@@ -221,7 +241,7 @@ class Explainer:
         """Fit one recipe; what was asked for replaces its target unless it takes none."""
         base = recipe if recipe is not None else default(self.adapter.heads)
         own = base if isinstance(base, Recipe) else named(base).recipe
-        takes = takes_gradient(choices.get("weighting", own.weighting))
+        takes = takes_target(choices.get("weighting", own.weighting))
         changes = {**(asked.changes if takes else {}), **choices}
         return plan(self.adapter, base, changes, custom=asked.custom, classes=asked.classes, **words)
 
@@ -259,7 +279,15 @@ class Explainer:
             yield
 
     def _explain(
-        self, image: Any, text: Any, asked: Asked, jobs: Sequence[Job], *, strict: bool, empty: Empty = "raise"
+        self,
+        image: Any,
+        text: Any,
+        asked: Asked,
+        jobs: Sequence[Job],
+        *,
+        strict: bool,
+        asking: _Asking,
+        empty: Empty = "raise",
     ) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
         with self._own_conditions():
@@ -268,7 +296,7 @@ class Explainer:
             for indices in in_passes(jobs):
                 for index, seen in self._run(pairs, [jobs[index] for index in indices], indices):
                     made = [
-                        self._one(jobs[index], pairs, seen, pair, selection, empty=empty)
+                        self._one(jobs[index], pairs, seen, pair, selection, asking=asking, empty=empty)
                         for pair, selection in enumerate(selections[index])
                     ]
                     results[index] = made if pairs.many else made[0]
@@ -277,9 +305,12 @@ class Explainer:
     def _run(self, pairs: Pairs, jobs: Sequence[Job], indices: Sequence[int]) -> Iterator[tuple[int, _Pass]]:
         """One pass for jobs that share a head: for each job's index, what its target gave."""
         taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
-        targets = list(dict.fromkeys(job.target for job in jobs if job.target.differentiate)) or [jobs[0].target]
-        direct = any(target.path == "direct" for target in targets)
-        found = capture(self.adapter, pairs.inputs, taps, targets, direct=direct)
+        targets = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
+        paths = {target.path for target in targets}
+        if "integrated" in paths:
+            found = tuple(integrated(self.adapter, pairs.inputs, taps, target) for target in targets)
+        else:
+            found = capture(self.adapter, pairs.inputs, taps, targets, direct="direct" in paths)
         seen = {target: self._seen(pairs, target, each) for target, each in zip(targets, found, strict=True)}
         for job, index in zip(jobs, indices, strict=True):
             yield index, seen.get(job.target, seen[targets[0]])
@@ -314,6 +345,7 @@ class Explainer:
         pair: int,
         selection: Selection,
         *,
+        asking: _Asking,
         empty: Empty,
     ) -> Explanation:
         inputs, found = pairs.inputs, seen.found
@@ -321,8 +353,13 @@ class Explainer:
         attention = job.recipe.site in ATTENTION_SITES
         if not (attention and job.taps[0] in found.windows):
             check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
+        answers = None
+        if job.recipe.asks:
+            answers = ask(
+                self.adapter, inputs, job, found, pair, selection, batch=asking.batch, progress=asking.progress
+            )
         try:
-            made = token_maps(job, found, pair, selection)
+            made = token_maps(job, found, pair, selection, answers)
         except NoGradientError as error:
             if empty == "raise":
                 advice = where_alive(self.adapter, pairs.inputs, job, pair)
@@ -339,7 +376,8 @@ class Explainer:
                 "image": image_record,
                 "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
                 "model": dict(seen.model[attention]),
-                "run": run_record(self.adapter, job, found, pair, selection, grid) | {"class": seen.classes[pair]},
+                "run": run_record(self.adapter, job, found, pair, selection, grid)
+                | {"class": seen.classes[pair], "asked": questions(job, found, selection)},
                 "versions": dict(versions()),
                 "seed": None,
             },

@@ -10,7 +10,16 @@ from vlcam.anatomy import Anatomy, block_numbers
 from vlcam.catalogue import default, named, recipes
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.plan import plan
-from vlcam.recipe import ATTENTION_SITES, CHANNEL_WEIGHTINGS, POOLED, Recipe, takes_gradient, values_of
+from vlcam.recipe import (
+    ASKING,
+    ATTENTION_SITES,
+    CHANNEL_WEIGHTINGS,
+    POOLED,
+    Recipe,
+    takes_gradient,
+    takes_target,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from vlcam.adapter import ModelAdapter
@@ -28,23 +37,25 @@ _RELU = {
 
 
 def fitting(adapter: ModelAdapter) -> list[str]:
-    """The named recipes that the model can meet, in catalogue order."""
+    """The named recipes that the model can meet from one pass or few, in catalogue order: none that asks it again."""
     found = []
-    for name in recipes():
+    for name, entry in recipes().items():
         try:
             plan(adapter, name, {})
         except (RecipeError, UnknownNameError):
             continue
-        found.append(name)
+        if not entry.recipe.asks and entry.recipe.gradient_path != "integrated":
+            found.append(name)
     return found
 
 
 def all_recipes(model: Explainer, *, stream: str = "vision", layers: Any = "all", **fields: Any) -> list[Recipe]:
     """The grid of recipes that are valid for a model: every site by every weighting by every block.
 
-    The other choices are the usual ones of each weighting, unless `fields` names values for them. Combinations that
-    contradict themselves, or that a block has no site for, are left out. Those whose gradient is zero in this model
-    are not: `model.sweep(..., empty="keep")` says which they are.
+    The other choices are the usual ones of each weighting, unless `fields` names values for them. Left out are
+    combinations that contradict themselves, or that a block has no site for, and weightings that ask the model again,
+    unless `fields` names them. Those whose gradient is zero in this model are not left out: `model.sweep(...,
+    empty="keep")` says which they are.
 
     Args:
         model: what the recipes are for.
@@ -62,7 +73,7 @@ def all_recipes(model: Explainer, *, stream: str = "vision", layers: Any = "all"
     anatomy = model.anatomy
     choices = {field: _values(field, given) for field, given in fields.items()}
     choices.setdefault("site", _SITES)
-    choices.setdefault("weighting", values_of("weighting"))
+    choices.setdefault("weighting", [each for each in values_of("weighting") if each not in ASKING])
     blocks = anatomy.stream(stream).indices(block_numbers(layers))
     found = dict.fromkeys(
         recipe
@@ -102,6 +113,8 @@ def _usual(adapter: ModelAdapter, site: str, weighting: str, heads: str | None) 
     target = named(default(adapter.heads)).fitted(1, adapter)[0]
     score = {"target": target.target, "scale": target.scale, "gradient_path": "full"}
     if not takes_gradient(weighting):
+        score["gradient_path"] = "none"
+    if not takes_target(weighting):
         score = dict.fromkeys(score, "none")
     pooled = weighting in (*POOLED, "head_weights")
     usual = {"relu": _RELU.get(weighting, "gradient" if weighting not in CHANNEL_WEIGHTINGS else "map"), **score}

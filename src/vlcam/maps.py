@@ -15,13 +15,16 @@ from vlcam.recipe import Recipe
 
 __all__ = [
     "attention_matrix",
+    "carried",
     "channel_map",
     "head_channels",
+    "head_shares",
     "head_weights",
     "merge_layers",
     "normalised",
     "propagated",
     "taken",
+    "token_shares",
 ]
 
 _HEADS: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -41,7 +44,12 @@ def taken(tensor: Tensor, indices: Sequence[int], axis: int) -> Tensor:
 
 
 def channel_map(
-    recipe: Recipe, features: Tensor, gradient: Tensor | None, pool: Sequence[int], cells: Sequence[int]
+    recipe: Recipe,
+    features: Tensor,
+    gradient: Tensor | None,
+    pool: Sequence[int],
+    cells: Sequence[int],
+    answers: Tensor | None = None,
 ) -> Tensor:
     """Weight the channels of token features: float32 [B, cells] from [B, N, C].
 
@@ -56,6 +64,8 @@ def channel_map(
     - `elementwise`: M[j] = sum over c of ReLU(G[j,c] A[j,c]) (pytorch-grad-cam, GradCAMElementWise).
     - `eigencam`, `eigengradcam`: the first principal component of A, or of G A, over the cells (Muhammad and Yeasin,
       IJCNN 2020). Its sign is arbitrary; here the cell of largest magnitude is positive.
+    - `scorecam`, `ablationcam`: M[j] = sum over c of w[c] A[j,c], w the answers of the model; `reciprocam`: M[j] is the
+      answer for cell j. See `vlcam.asking.ask`.
     - `none`: M[j] = mean over c of A[j,c].
 
     Args:
@@ -64,11 +74,12 @@ def channel_map(
         gradient: G; None for a weighting that takes none.
         pool: tokens over which channel weights are pooled.
         cells: tokens that are the map's cells.
+        answers: what the model gave when it was asked again, for the weightings that ask.
     """
     features = features.float()
     own = taken(features, cells, 1)
     if not recipe.needs_gradient:
-        values = _first_component(own) if recipe.weighting == "eigencam" else own.mean(-1)
+        values = _without_gradient(recipe, own, answers)
         return values.relu() if recipe.relu == "map" else values
     gradient = _needed(recipe, gradient, "a gradient").float()
     if recipe.relu == "gradient":
@@ -79,6 +90,15 @@ def channel_map(
     else:
         values = _ELEMENTS[recipe.weighting](own, taken(gradient, cells, 1))
     return values.relu() if recipe.relu == "map" else values
+
+
+def _without_gradient(recipe: Recipe, own: Tensor, answers: Tensor | None) -> Tensor:
+    if recipe.weighting == "eigencam":
+        return _first_component(own)
+    if recipe.weighting == "none":
+        return own.mean(-1)
+    answers = _needed(recipe, answers, "the answers of the model").to(own)
+    return answers if recipe.weighting == "reciprocam" else torch.einsum("bc,bnc->bn", answers, own)
 
 
 def _mean_gradient(_: Recipe, __: Tensor, gradient: Tensor) -> Tensor:
@@ -222,10 +242,39 @@ def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tens
     found = rows.to(matrices[-1]).expand(len(matrices[-1]), *rows.shape)
     for matrix in reversed(matrices):
         identity = torch.eye(matrix.shape[-1], device=matrix.device)
-        if recipe.layer_rule == "relevance":
+        if recipe.layer_rule != "rollout":
             found = found @ (matrix + identity)
         else:
             found = found @ _row_scaled(recipe, _pruned(recipe, matrix) + identity)
+    return found
+
+
+def head_shares(attention: Tensor, gradient: Tensor) -> Tensor:
+    """The share of each head, [B, H]: mean over i, j of |(A^T G)[i,j]|, scaled to a sum of 1.
+
+    Chen et al., Beyond Intuition, TMLR 2023.
+    """
+    importance = (attention.float().transpose(-1, -2) @ gradient.float()).abs().mean((2, 3))
+    return importance / importance.sum(1, keepdim=True)
+
+
+def token_shares(values: Tensor, tokens: Tensor) -> Tensor:
+    """What each token hands on, [B, N]: the norm of its projected values against its own norm, from [B, N, C] each.
+
+    Chen et al., Beyond Intuition, TMLR 2023.
+    """
+    return values.float().norm(dim=-1) / tokens.float().norm(dim=-1)
+
+
+def carried(matrices: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+    """Rows of attention carried through the blocks: [B, R, K] from head means [B, N, N], first block first.
+
+    k <- rows of the last block, then k <- k E + k for every block below (Yuan et al., NeurIPS 2021 workshop,
+    Transition Attention Maps).
+    """
+    found = taken(matrices[-1], rows, 1)
+    for matrix in reversed(matrices[:-1]):
+        found = found @ matrix + found
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import SCORES, Tap
+from vlcam.anatomy import INPUT, SCORES, VALUES, Tap
 from vlcam.catalogue import named
 from vlcam.errors import RecipeError
 from vlcam.recipe import FLOWS, SCALES, Recipe
@@ -56,9 +56,16 @@ class Job:
         return tuple(Tap(self.recipe.stream, layer, SCORES) for layer in self.layers)
 
     @property
+    def norm_taps(self) -> tuple[Tap, ...]:
+        """The values and the input of each block, for a recipe that weights tokens by them."""
+        if self.recipe.layer_rule != "tokenwise":
+            return ()
+        return tuple(Tap(self.recipe.stream, layer, site) for layer in self.layers for site in (VALUES, INPUT))
+
+    @property
     def read(self) -> tuple[Tap, ...]:
         """Everything that a pass must tap."""
-        return tuple(dict.fromkeys((*self.taps, *self.gradient_taps, *self.score_taps)))
+        return tuple(dict.fromkeys((*self.taps, *self.gradient_taps, *self.score_taps, *self.norm_taps)))
 
 
 def plan(
@@ -153,9 +160,10 @@ def in_passes(jobs: Sequence[Job]) -> list[list[int]]:
 
     A map that takes no gradient joins a pass that runs for another reason.
     """
-    passes: dict[tuple[str, bool], list[int]] = {}
+    passes: dict[tuple[str, str], list[int]] = {}
     for index, job in sorted(enumerate(jobs), key=lambda item: not item[1].target.differentiate):
-        key = (job.target.head, job.target.path == "direct")
+        own = job.target.path if job.target.path in ("direct", "integrated") else "full"
+        key = (job.target.head, own)
         if not job.target.differentiate:
             key = next((other for other in passes if other[0] == job.target.head), key)
         passes.setdefault(key, []).append(index)

@@ -108,7 +108,7 @@ def run_record(
         "fitted": dict(job.fitted),
         "blocks": len(adapter.anatomy.stream(job.recipe.stream).blocks),
         "target": job.target.label,
-        "target_value": float(found.target[pair]) if job.target.differentiate else None,
+        "target_value": None if job.recipe.target == "none" else float(found.target[pair]),
         "grid": list(grid),
         "prefix_tokens": list(adapter.prefix),
         "dropped": selection.dropped,

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, cast, get_args
 
 from vlcam.errors import RecipeError, listing
 
-__all__ = ["SCALES", "SCHEMA", "Layers", "Queries", "Recipe", "Target", "takes_gradient", "values_of"]
+__all__ = ["SCALES", "SCHEMA", "Layers", "Queries", "Recipe", "Target", "takes_gradient", "takes_target", "values_of"]
 
 SCHEMA = 1
 """Version of the field list. A field that a later version adds is left out of the fingerprint at its neutral value."""
@@ -27,21 +27,41 @@ Stream = Literal["vision", "fusion"]
 Layers = tuple[int, ...] | Literal["last", "all"]
 Target = Literal["class", "itm", "contrastive", "custom", "none"]
 Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
-GradientPath = Literal["full", "direct", "block", "none"]
+GradientPath = Literal["full", "direct", "block", "integrated", "none"]
 GradientTokens = Literal["cls", "patches", "all", "none"]
 Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "all", "phrase", "none"]
 MapAxis = Literal["keys", "queries", "none"]
 Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
 ChannelWeighting = Literal[
-    "gradcam", "gradcam++", "xgradcam", "layercam", "hirescam", "elementwise", "eigencam", "eigengradcam", "none"
+    "gradcam",
+    "gradcam++",
+    "xgradcam",
+    "layercam",
+    "hirescam",
+    "elementwise",
+    "eigencam",
+    "eigengradcam",
+    "scorecam",
+    "ablationcam",
+    "reciprocam",
+    "none",
 ]
 AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
 Weighting = ChannelWeighting | AttentionWeighting
 Relu = Literal["none", "gradient", "before_heads", "after_heads", "map"]
 Heads = Literal["mean", "sum", "max", "min", "channels", "none"]
-LayerRule = Literal["single", "mean", "sum", "max", "shared", "rollout", "relevance"]
+LayerRule = Literal[
+    "single", "mean", "sum", "max", "shared", "rollout", "relevance", "transition", "headwise", "tokenwise"
+]
 Departure = Literal[
-    "column_scaling", "mirrored_layers", "scores_gradient", "unprotected", "summed_cubes", "no_denominator"
+    "column_scaling",
+    "mirrored_layers",
+    "scores_gradient",
+    "unprotected",
+    "summed_cubes",
+    "no_denominator",
+    "aligned_corners",
+    "one_token",
 ]
 Reshape = Literal["raster"]
 Upsample = Literal["nearest", "bilinear", "bicubic"]
@@ -51,7 +71,11 @@ ATTENTION_SITES = ("F2", "CROSS")
 CHANNEL_WEIGHTINGS = get_args(ChannelWeighting)
 POOLED = ("gradcam", "gradcam++", "xgradcam")
 """Weightings with one weight per channel, for which gradients are pooled over tokens."""
-FLOWS = ("rollout", "relevance")
+ASKING = ("scorecam", "ablationcam", "reciprocam")
+"""Weightings for which the model is asked again instead of differentiated."""
+CARRIED = ("transition", "headwise", "tokenwise")
+"""Layer rules that carry attention through the blocks, and weight it by the gradient at the last of them."""
+FLOWS = ("rollout", "relevance", *CARRIED)
 """Layer rules that multiply the attention matrices of the blocks."""
 
 _WITHOUT_GRADIENT = ("attention", "none", "eigencam")
@@ -63,6 +87,8 @@ _DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
     "unprotected": ("layer_rule", ("rollout",)),
     "summed_cubes": ("weighting", ("gradcam++",)),
     "no_denominator": ("weighting", ("gradcam++",)),
+    "aligned_corners": ("weighting", ("scorecam",)),
+    "one_token": ("weighting", ("reciprocam",)),
 }
 
 _WORDS: dict[str, tuple[Any, ...]] = {
@@ -115,7 +141,8 @@ class Recipe:
             logits are nearest, weighted by their probabilities (Finer-CAM).
         gradient_path: how the target depends on the tensor. `full`: as in the model. `direct`: through residual
             connections and FFNs only, the inputs of attention detached (AGCAM). `block`: each block is read at its
-            own output, averaged over all tokens, by the model's final norm and head (LeGrad). `none`: no gradient.
+            own output, averaged over all tokens, by the model's final norm and head (LeGrad). `integrated`: the mean
+            over 20 images from the mean colour to the image itself (integrated gradients). `none`: no gradient.
         gradient_tokens: over which tokens the gradient is pooled into channel or head weights. For attention: over
             which keys of the chosen rows (`patches`), or over all rows and keys (`all`).
         queries: for attention, which query rows are averaged into the map; which key columns, if the map's cells
@@ -128,7 +155,8 @@ class Recipe:
         relu: where negative values are removed, besides the ReLU that is part of a weighting.
         heads: how attention heads are merged; `channels`: heads are taken for the channels of token features.
         layer_rule: how several layers are merged. `shared`: the layers read one tensor, and its gradients add up.
-            `rollout` and `relevance` multiply attention matrices.
+            `rollout` and `relevance` multiply attention matrices; `transition`, `headwise` and `tokenwise` carry attention
+            through the blocks and weight it by the gradient at the last of them.
         discard: for `rollout`, the share of smallest entries of each block's matrix that is set to zero.
         departures: where published code departs from the formula, by name; see `docs/recipes.md`.
         reshape: how tokens become a grid.
@@ -192,6 +220,11 @@ class Recipe:
     def needs_gradient(self) -> bool:
         """Whether the map depends on the gradient of the target."""
         return takes_gradient(self.weighting)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model is asked again, with something taken away, instead of differentiated."""
+        return self.weighting in ASKING
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other choices; the name is kept unless a new one is given.
@@ -290,6 +323,11 @@ class Recipe:
 
 def takes_gradient(weighting: str) -> bool:
     """Whether a weighting depends on the gradient of the target."""
+    return weighting not in (*_WITHOUT_GRADIENT, *ASKING)
+
+
+def takes_target(weighting: str) -> bool:
+    """Whether a weighting depends on the target at all."""
     return weighting not in _WITHOUT_GRADIENT
 
 
@@ -361,7 +399,8 @@ def _attention_constraints(recipe: Recipe) -> Iterator[Constraint]:
     site, channels = f"site={recipe.site!r}", recipe.heads == "channels"
     yield "heads", ("mean", "sum", "max", "min", "channels"), site
     if channels:
-        yield "weighting", CHANNEL_WEIGHTINGS, "heads='channels'"
+        plain = tuple(each for each in CHANNEL_WEIGHTINGS if each not in ASKING)
+        yield "weighting", plain, "heads='channels'"
         yield from _channel_constraints(recipe, ("patches",))
     else:
         yield "weighting", get_args(AttentionWeighting), f"{site}, heads={recipe.heads!r}"
@@ -396,6 +435,13 @@ def _channel_constraints(recipe: Recipe, tokens: tuple[str, ...]) -> Iterator[Co
 
 def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
     weighting = f"weighting={recipe.weighting!r}"
+    if recipe.weighting in ASKING:
+        yield "target", ("class", "itm", "contrastive", "custom"), weighting
+        yield "gradient_path", ("none",), f"{weighting} (the model is asked, not differentiated)"
+        yield "layer_rule", ("single",), weighting
+        if recipe.weighting == "reciprocam":
+            yield "site", ("F1",), f"{weighting} (it keeps tokens of the block's input)"
+        return
     if not recipe.needs_gradient:
         if recipe.weighting == "attention":
             yield "relu", ("none",), f"{weighting} (probabilities are never negative)"
@@ -403,9 +449,13 @@ def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield "gradient_path", ("none",), weighting
         return
     yield "target", ("class", "itm", "contrastive", "custom"), weighting
-    yield "gradient_path", ("full", "direct", "block"), weighting
+    yield "gradient_path", ("full", "direct", "block", "integrated"), weighting
     if recipe.site != "F2":
-        yield "gradient_path", ("full",), f"site={recipe.site!r} (other paths are those of AGCAM and LeGrad, for F2)"
+        yield (
+            "gradient_path",
+            ("full", "integrated"),
+            f"site={recipe.site!r} (other paths are those of AGCAM and LeGrad, for F2)",
+        )
     if recipe.weighting == "sigmoid*gradient":
         yield "site", ("F2",), f"{weighting} (the scores before the softmax)"
 
@@ -420,6 +470,10 @@ def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield "site", ("F2",), f"{rule} (only self-attention matrices can be multiplied)"
         yield "heads", ("mean", "sum", "max", "min"), rule
         yield "map_axis", ("keys",), rule
+    if recipe.layer_rule in CARRIED:
+        yield "weighting", ("attention*gradient",), f"{rule} (attention is carried, the gradient weights it)"
+        yield "relu", ("gradient",), rule
+        yield "heads", ("mean",), rule
     if recipe.layer_rule != "rollout":
         yield "discard", (0.0,), rule
     for departure in recipe.departures:

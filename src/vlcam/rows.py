@@ -26,6 +26,7 @@ class Selection:
         words: the words that get a map of their own; none where rows are not text.
         span: the phrase's characters, if a phrase was asked for.
         dropped: what never reaches the map and why, for the record.
+        grid: rows and columns of the cells.
     """
 
     rows: Sequence[int]
@@ -34,6 +35,7 @@ class Selection:
     words: tuple[Word, ...]
     span: Span | None
     dropped: list[dict[str, Any]]
+    grid: tuple[int, int]
 
     @property
     def all_rows(self) -> tuple[Sequence[int], ...]:
@@ -62,11 +64,11 @@ def select(
     if recipe.site not in ATTENTION_SITES:
         pooled = recipe.gradient_tokens
         pool = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
-        return Selection((), pool, tokens.patches, (), None, dropped)
+        return Selection((), pool, tokens.patches, (), None, dropped, tokens.grid)
     pool = tokens.patches if recipe.heads == "channels" else ()
     if recipe.site == "F2" or layout is None:
         rows = _index_list(recipe, tokens.count) or tokens.chosen(str(recipe.queries), recipe.exclude)
-        return Selection(rows, pool, tokens.patches, (), None, dropped)
+        return Selection(rows, pool, tokens.patches, (), None, dropped, tokens.grid)
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
     special = [index for index, flag in enumerate(layout.special) if flag]
     if recipe.queries == "all" and "special_text" in recipe.exclude:
@@ -76,7 +78,7 @@ def select(
     hidden = [row for row in rows if row in special] if "special_text" in recipe.exclude else []
     if hidden:
         raise RecipeError(f"queries={recipe.queries!r}: rows {hidden} are special tokens, which exclude leaves out")
-    return Selection(rows, pool, tokens.patches, layout.words, span, dropped)
+    return Selection(rows, pool, tokens.patches, layout.words, span, dropped, tokens.grid)
 
 
 def _text_rows(recipe: Recipe, layout: TextLayout, span: Span | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import difflib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -163,6 +163,7 @@ class Target:
         path: how the scalar depends on a tensor; see `Recipe.gradient_path`.
         classes: the class of every pair, or one for all; None for the one with the highest logit.
         custom: the user's own target behind it, if any.
+        reads_classes: makes `read` for other classes.
     """
 
     head: str
@@ -172,6 +173,14 @@ class Target:
     path: str = "full"
     classes: tuple[int | None, ...] = (None,)
     custom: Custom | None = None
+    reads_classes: Callable[[Sequence[int | None]], Callable[[Tensor], Tensor]] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    def of_classes(self, classes: Sequence[int | None]) -> Target:
+        """The same target for other classes; a target that is of no class stays as it is."""
+        read = self.read if self.reads_classes is None else self.reads_classes(classes)
+        return replace(self, read=read, classes=tuple(classes))
 
 
 @dataclass(frozen=True)
@@ -307,11 +316,24 @@ def resolve(
             raise RecipeError("target='custom': give the callable itself, target=vlcam.targets.Custom(function)")
         head = custom.head or first
         _need(head, heads)
-        return Target(head, custom.label, _checked(custom.function), path=path, classes=classes, custom=custom)
+        read = _checked(custom.function)
+        differentiate = recipe.needs_gradient
+        return Target(head, custom.label, read, differentiate, path=path, classes=classes, custom=custom)
     _need(recipe.target, heads)
     kind = heads[recipe.target]
-    read = _reading(_READERS[kind][recipe.scale], kind, classes)
-    return Target(recipe.target, f"{recipe.target}_{_key(recipe.scale)}", read, path=path, classes=classes)
+
+    def of(chosen: Sequence[int | None]) -> Callable[[Tensor], Tensor]:
+        return _reading(_READERS[kind][recipe.scale], kind, chosen)
+
+    return Target(
+        recipe.target,
+        f"{recipe.target}_{_key(recipe.scale)}",
+        of(classes),
+        differentiate=recipe.needs_gradient,
+        path=path,
+        classes=classes,
+        reads_classes=of,
+    )
 
 
 def explained_classes(output: Tensor, classes: Sequence[int | None]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlcam.recipe import ATTENTION_SITES, FLOWS, Recipe
+from vlcam.recipe import ATTENTION_SITES, CARRIED, FLOWS, Recipe, takes_target
 
 __all__ = ["describe", "formula", "summary"]
 
@@ -44,6 +44,7 @@ _TARGETS = {
 _PATHS = {
     "full": "G = dy/dA",
     "direct": "G = dy/dA through residual connections and FFNs only (the input of attention is detached)",
+    "integrated": "G = mean over a in 0, 1/19, ..., 1 of dy/dA at the image times a",
     "block": "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l))",
 }
 _FIELDS = {
@@ -76,6 +77,9 @@ _HOW = {
     "elementwise": "ReLU of activation x gradient, summed over channels",
     "eigencam": "first principal component of the activation",
     "eigengradcam": "first principal component of activation x gradient",
+    "scorecam": "channels weighted by the softmax of the scores of masked images",
+    "ablationcam": "channels weighted by the relative drop of the score without them",
+    "reciprocam": "score when only a neighbourhood of each token is left",
     "none": "mean over channels",
     "attention*gradient": "attention x gradient",
     "sigmoid*gradient": "sigmoid of the scores x gradient",
@@ -86,12 +90,22 @@ _HOW = {
 def summary(recipe: Recipe) -> str:
     """One line that names every choice that shapes the token map."""
     where = f"{recipe.site} of {recipe.stream} {_layers(recipe)}"
-    parts = [where, _HOW.get(recipe.weighting, recipe.weighting)]
-    if recipe.needs_gradient:
-        parts.append(f"gradient of {_TARGETS[recipe.target, recipe.scale][0]}")
-        if recipe.gradient_path != "full":
+    return "; ".join([where, *_target_parts(recipe), *_merge_parts(recipe), f"without {', '.join(recipe.exclude)}"])
+
+
+def _target_parts(recipe: Recipe) -> list[str]:
+    parts = [_HOW.get(recipe.weighting, recipe.weighting)]
+    if takes_target(recipe.weighting):
+        what = "asked for" if recipe.asks else "gradient of"
+        parts.append(f"{what} {_TARGETS[recipe.target, recipe.scale][0]}")
+        if recipe.gradient_path not in ("full", "none"):
             parts.append(f"gradient path {recipe.gradient_path}")
         parts.append(f"ReLU {recipe.relu.replace('_', ' ')}" if recipe.relu != "none" else _unrectified(recipe))
+    return parts
+
+
+def _merge_parts(recipe: Recipe) -> list[str]:
+    parts = []
     if recipe.site in ATTENTION_SITES:
         parts.append(f"heads {recipe.heads}")
         parts.append(f"{'query rows' if recipe.map_axis == 'keys' else 'key columns'} {recipe.queries}")
@@ -103,8 +117,7 @@ def summary(recipe: Recipe) -> str:
         parts.append(f"smallest {recipe.discard:g} set to zero")
     if recipe.departures:
         parts.append(f"as coded: {', '.join(recipe.departures)}")
-    parts.append(f"without {', '.join(recipe.exclude)}")
-    return "; ".join(parts)
+    return parts
 
 
 def _unrectified(recipe: Recipe) -> str:
@@ -137,6 +150,8 @@ def formula(recipe: Recipe) -> str:
         if "mirrored_layers" in recipe.departures:
             path += ", of block L - 1 - l in the place of block l"
         lines += [_TARGETS[recipe.target, recipe.scale][1], path]
+    elif recipe.asks:
+        lines.append(_TARGETS[recipe.target, recipe.scale][1])
     lines += _attention_lines(recipe) if recipe.site in ATTENTION_SITES else _feature_lines(recipe)
     if recipe.layer_rule in ("mean", "sum", "max"):
         lines.append(f"M[j] = {recipe.layer_rule} over l of M_l[j]")
@@ -148,6 +163,8 @@ def _attention_lines(recipe: Recipe) -> list[str]:
     if recipe.heads == "channels":
         mean = f"A[j,c] = mean over {_rows(recipe)} of A[h=c,t,j]"
         return [f"{mean}; G likewise" if recipe.needs_gradient else mean, *_feature_lines(recipe)]
+    if recipe.layer_rule in CARRIED:
+        return _flow_lines(recipe)
     lines = [f"w[h] = mean over {_pooled_rows(recipe)} of {_gradient(recipe)}"] if "head" in recipe.weighting else []
     inner = {
         "attention": "A[h,t,j]",
@@ -192,6 +209,8 @@ def _pooled_rows(recipe: Recipe) -> str:
 def _flow_lines(recipe: Recipe) -> list[str]:
     mean = f"mean over {_rows(recipe)} of R[t,j]"
     last = f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"
+    if recipe.layer_rule in CARRIED:
+        return [*_CARRIED_LINES[recipe.layer_rule], last.replace("R[t,j]", "R[t,j] W[t,j]")]
     if recipe.layer_rule == "relevance":
         return ["R = identity; R <- R + E_l R for every block l, first to last", last]
     lines = []
@@ -200,6 +219,24 @@ def _flow_lines(recipe: Recipe) -> list[str]:
         lines.append(f"E[t,j] = 0 for the smallest {recipe.discard:g} of all entries{kept}")
     share = "sum over k of (E + I)[j,k]" if "column_scaling" in recipe.departures else "sum over k of (E + I)[t,k]"
     return [*lines, f"B[t,j] = (E + I)[t,j] / {share}", "R = B_L ... B_2 B_1, the first block last", last]
+
+
+_CARRIED_LINES = {
+    "transition": [
+        "W[t,j] = mean over h of ReLU(G[h,t,j]) of the last block",
+        "R = mean over h of A of the last block; R <- R (mean over h of A_l) + R for every block l below it",
+    ],
+    "headwise": [
+        "W[t,j] = mean over h of ReLU(G[h,t,j]) of the last block",
+        "s_l[h] = mean over i, j of |(A_l[h]^T dy/dA_l[h])[i,j]| at the image itself, scaled to a sum of 1 over h",
+        "R = identity; R <- R + (sum over h of s_l[h] A_l[h]) R for every block l, first to last",
+    ],
+    "tokenwise": [
+        "W[t,j] = mean over h of ReLU(G[h,t,j]) of the last block",
+        "m_l[j] = |values of j, projected, without bias| / |input of block l at j|",
+        "R = identity; R <- R + (mean over h of A_l[h,.,j] m_l[j]) R for every block l, first to last",
+    ],
+}
 
 
 def _feature_lines(recipe: Recipe) -> list[str]:
@@ -214,6 +251,13 @@ def _feature_lines(recipe: Recipe) -> list[str]:
         )
     if "no_denominator" in recipe.departures:
         weights = "w[c] = sum over {tokens} of ReLU({i}) {i}^2"
+    aligned = "aligned_corners" in recipe.departures
+    own["masks"] = (
+        "U[c] = A[j,c] laid over the image with corners aligned, then scaled to 0..1"
+        if aligned
+        else "U[c] = A[j,c] scaled to 0..1, then laid over the image"
+    )
+    own["kernel"] = "one cell" if "one_token" in recipe.departures else "a 3 x 3 Gaussian"
     lines = [weights.format(tokens=tokens, **own)] if weights else []
     found = terms.format(**own)
     return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
@@ -236,6 +280,12 @@ _CHANNEL_LINES = {
     "elementwise": ("", "sum over c of ReLU({j} A[j,c])"),
     "eigencam": ("", _COMPONENT.format("A[j,c]")),
     "eigengradcam": ("", _COMPONENT.format("{j} A[j,c]")),
+    "scorecam": ("w = softmax over c of y(image * U[c]), {masks}", _WEIGHTED_SUM),
+    "ablationcam": ("w[c] = (y - y(A[.,c] = 0)) / y", _WEIGHTED_SUM),
+    "reciprocam": (
+        "y[j] = y when A and the block's input are multiplied by {kernel} around j; the class token stays",
+        "y[j]",
+    ),
     "none": ("", "mean over c of A[j,c]"),
 }
 
