@@ -45,13 +45,13 @@ of them covers.
 
 # %%
 def show(picture: PIL.Image.Image | Figure, width: int | None = None) -> Image:
-    """A picture or a figure in 96 colours, which keeps this file small."""
+    """A picture or a figure in 128 colours, which keeps this file small."""
     if isinstance(picture, Figure):
         drawn = io.BytesIO()
         picture.savefig(drawn, dpi=75)
         picture = PIL.Image.open(drawn)
     buffer = io.BytesIO()
-    picture.convert("RGB").quantize(96, dither=PIL.Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    picture.convert("RGB").quantize(128, kmeans=1).save(buffer, "PNG", optimize=True)
     return Image(buffer.getvalue(), width=width)
 
 
@@ -252,12 +252,13 @@ last time; what comes after, from `F3_HEADS` to `F6`, is computed for each token
 logit does not depend on the patches there: their gradient is exactly zero. `eigencam` and `none` take no gradient and
 need none, nor does `attention`. Their picture is the same for every class.
 
-One block earlier every site has a gradient:
+One block earlier every site has a gradient. Half of the weightings are enough to see it:
 """
 
 # %%
 depth = len(model.anatomy.stream("vision").blocks)
-earlier = vlcam.all_recipes(model, layers=depth - 2)
+some = ["gradcam", "hirescam", "layercam", "eigencam", "attention", "gradient", "attention*gradient", "head_weights"]
+earlier = vlcam.all_recipes(model, layers=depth - 2, weighting=some)
 show(vlcam.compare(model.sweep(scene.image, recipes=earlier, target="blue square", empty="keep")))
 
 # %% [markdown]
@@ -288,8 +289,8 @@ Numbers are easier to report than pictures. Spearman's rank correlation of two t
 patches alike, whatever their scale; 0 where they have nothing to do with each other. Patches that a ReLU set to zero
 share their mean rank.
 
-Two published recipes are the base lines: Grad-CAM on `F1`, and attention times gradient on `F2`, both in the last
-block. One choice is changed at a time.
+Two recipes are the base lines, both in the last block: Grad-CAM on `F1`, and attention times gradient on `F2`, without
+a ReLU, so that every patch has a rank of its own. One choice is changed at a time.
 """
 
 
@@ -312,19 +313,19 @@ def against(base: vlcam.Recipe, field: str, given: list[Any]) -> None:
     changed = [base.replace(**{field: value, "name": f"{field}={value}"}) for value in given]
     first, *others = model.sweep(scene.image, recipes=[base, *changed], target="blue square", empty="keep")
     for found in others:
-        print(f"  {found.recipe.name:<26}{agreement(first, found):7.3f}   {pointed(found, 'red circle')}")
+        print(f"  {found.recipe.name:<26}{agreement(first, found):7.3f}   {pointed(found, 'blue square')}")
 
 
-grad_cam = exp.recipe
-(weighted,) = vlcam.all_recipes(model, site="F2", weighting="attention*gradient", layers="last")
+grad_cam = exp.recipe.replace(relu="none")
+(weighted,) = vlcam.all_recipes(model, site="F2", weighting="attention*gradient", relu="none", layers="last")
 blocks = [(block,) for block in range(depth)]
-print(f"F1, {grad_cam.weighting}, ReLU on the {grad_cam.relu}, pooled over the {grad_cam.gradient_tokens}")
-against(grad_cam, "relu", ["none", "gradient"])
+print(f"F1, {grad_cam.weighting}, gradient pooled over the {grad_cam.gradient_tokens}")
+against(grad_cam, "relu", ["gradient", "map"])
 against(grad_cam, "gradient_tokens", ["cls", "all"])
 against(grad_cam, "scale", ["probability", "log-probability", "margin", "finer"])
 against(grad_cam, "layers", blocks)
-print(f"F2, {weighted.weighting}, ReLU {weighted.relu}, heads {weighted.heads}, rows {weighted.queries}")
-against(weighted, "relu", ["none", "gradient", "after_heads", "map"])
+print(f"F2, {weighted.weighting}, heads {weighted.heads}, rows {weighted.queries}")
+against(weighted, "relu", ["gradient", "before_heads", "after_heads", "map"])
 against(weighted, "heads", ["sum", "max", "min"])
 against(weighted, "scale", ["probability", "log-probability", "margin", "finer"])
 against(weighted, "layers", blocks)
@@ -337,13 +338,15 @@ Four lines of this table hold for every model of this kind, and are worth knowin
   that of the log odds, so they fade where the model is sure. The logit alone is another scalar: raising a probability
   also means lowering the other classes. `margin` contrasts with the runner-up only, `finer` with the three classes
   whose logits are nearest.
-- `relu` on `F2`: probabilities are never negative, so it does not matter whether the ReLU is on the gradient or on the
-  product. It does matter whether it comes before the heads are merged or after.
+- `relu` on `F2`: probabilities are never negative, so a ReLU on the gradient and one on each head's product are the
+  same. One after the heads are merged is not.
 - `heads`: the sum is the mean times the number of heads.
 - `layers` on `F2`: in the last block only the row of [CLS] has a gradient. In an earlier block every row has one, and
   the row of [CLS] is a part of the story.
 
-Where the ReLU stands, and how heads are merged, as a picture:
+Where the ReLU stands, and how heads are merged, as a picture. `normalize="max"` divides by the largest magnitude and
+keeps the sign. The usual `minmax` would turn a signed map into one from 0 to 1, with the strongest counter-evidence
+at 0.
 """
 
 # %%
@@ -354,12 +357,16 @@ merged = vlcam.all_recipes(
     layers="last",
     relu=["none", "gradient", "before_heads", "after_heads", "map"],
     heads=["mean", "sum", "max", "min"],
+    normalize="max",
 )
 show(vlcam.compare(model.sweep(scene.image, recipes=merged, target="blue square"), rows="relu", columns="heads"))
 
 # %% [markdown]
 """
-Where no ReLU is left the map is signed, and blue speaks against the class. Which block, for four ways to weight `F1`:
+Without a ReLU the map can be signed: red speaks for the class, blue against it. The maximum over heads keeps what some
+head says for the class, the minimum what some head says against it.
+
+Which block, for four ways to weight `F1`:
 """
 
 # %%
@@ -402,7 +409,7 @@ followed = {
     title: model.explain(scene.image, target="blue square", name=title, **choices) for title, choices in advised.items()
 }
 for title, found in followed.items():
-    print(f"{title:<24} {pointed(found, 'red circle'):<10} {vlcam.summary(found.recipe)}")
+    print(f"{title:<24} {pointed(found, 'blue square'):<10} {vlcam.summary(found.recipe)}")
 show(vlcam.gallery(list(followed.values())))
 
 # %% [markdown]
@@ -462,21 +469,17 @@ difference of its maps.
 """
 
 # %%
-here, there = (labels.index(label) for label in ("blue square", "red circle"))
+this, that = "blue square", "red circle"
+here, there = labels.index(this), labels.index(that)
 rather = vlcam.targets.Custom(
-    lambda logits: logits[:, here] - logits[:, there], head="class", label="blue square rather than red circle"
+    lambda logits: logits[:, here] - logits[:, there], head="class", label=f"{this} rather than {that}"
 )
 contrast = model.explain(scene.image, target=rather, relu="none")
 parts = dict(zip(names, signed, strict=True))
-apart = contrast.tokens - (parts["blue square"].tokens - parts["red circle"].tokens)
+apart = contrast.tokens - (parts[this].tokens - parts[that].tokens)
 print(contrast.provenance["run"]["target"], "- from the difference of the maps, at most", f"{np.abs(apart).max():.1e}")
 side_by_side(
-    {
-        "blue square": parts["blue square"].tokens,
-        "red circle": parts["red circle"].tokens,
-        "difference": contrast.tokens,
-    },
-    "without ReLU, raw values",
+    {this: parts[this].tokens, that: parts[that].tokens, "difference": contrast.tokens}, "without ReLU, raw values"
 )
 
 # %% [markdown]
@@ -505,7 +508,7 @@ The calls are the same for models of timm and torchvision. The three here are sm
 maps mean nothing, but tokens, sites and gradients are where they are in trained ones.
 
 `wrap` takes a model that you have. A timm model made by `create_model` brings its own preprocessing; torchvision's
-takes its weights object or a transform. The first one is neither square nor free of registers: 8 x 12 patches after five
+takes its weights object or a transform. The first one is not square, and has registers: 8 x 12 patches after five
 tokens that lie nowhere in the image.
 """
 

@@ -18,6 +18,8 @@ from vlcam.geometry import Placement
 from vlcam.targets import HeadKind
 
 __all__ = [
+    "BEFORE_NORM",
+    "MEAN_OF_ALL",
     "POST_NORM",
     "ClassifierAdapter",
     "ImageSizes",
@@ -33,8 +35,13 @@ __all__ = [
 
 _TOKEN_NAMES = {"cls": "[CLS]", "distillation": "[DIST]", "register": "register"}
 
-POST_NORM = "the block is res-post-norm: attention and FFN read the residual stream, and are normalised before they join it"
+POST_NORM = (
+    "the block is res-post-norm: a LayerNorm comes behind attention and FFN, which read the residual stream itself"
+)
 """Why a block of Swin v2 has no F1 and F4."""
+MEAN_OF_ALL = "the classifier reads the mean of all tokens: each has a gradient at every site of every block"
+BEFORE_NORM = "F3 and F5 are the branches before the LayerNorm that each passes on its way to the residual stream"
+"""What is to be known of a block that has none."""
 
 
 @dataclass(frozen=True)
@@ -284,21 +291,19 @@ def stage_grid(grid: tuple[int, int], stage: int) -> tuple[int, int]:
     return -(-grid[0] // 2**stage), -(-grid[1] // 2**stage)
 
 
-def windowed_notes(shifts: Sequence[bool], unless: str) -> tuple[str, ...]:
-    """What is true of every Swin that averages its tokens; of every block whether its windows are shifted.
+def windowed_notes(shifts: Sequence[bool], where: str = "") -> tuple[str, ...]:
+    """What is true of every Swin.
 
     Args:
-        shifts: for every block.
-        unless: when a block does not shift them after all.
+        shifts: whether windows are shifted, for every block.
+        where: for which grids only.
     """
-    shifted = ", ".join(str(number) for number, each in enumerate(shifts) if each)
+    shifted = [str(number) for number, each in enumerate(shifts) if each]
+    blocks = f"block{'s' if len(shifted) > 1 else ''} {', '.join(shifted)}{where}" if shifted else "no block"
     return (
-        f"tokens attend within windows, which blocks {shifted} shift{unless}"
-        if shifted
-        else "tokens attend within windows, which no block shifts",
+        f"tokens attend within windows, shifted in {blocks}",
         "a grid is padded to whole windows: padding is attended to, but has no cell on a map",
-        "2 x 2 tokens are merged from stage to stage: the grid is halved, rounded up, and the map has that of its block",
-        "the classifier reads the mean of all tokens: every token has a gradient at every site of every block",
+        "2 x 2 tokens are merged from stage to stage; a map has the grid of its block's stage",
     )
 
 

@@ -124,9 +124,10 @@ class TimmClassifier(ClassifierAdapter):
     def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
         """Make an adapter for a loaded model; processor and options as in the constructor."""
         if not cls.accepts(module):
+            *names, last = (kind.__name__ for kind in cls.families)
             raise AdapterError(
-                f"expected one of timm's {', '.join(kind.__name__ for kind in cls.families)}, found "
-                f"{type(module).__module__}.{type(module).__qualname__}"
+                f"expected a {', '.join(names)} or {last} of timm, found {type(module).__module__}."
+                f"{type(module).__qualname__}"
             )
         return cls(module, processor, **options)
 

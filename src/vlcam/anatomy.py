@@ -50,7 +50,8 @@ class Reading:
 
     At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument; or inside an
     attention module: its `attention` probabilities, the `scores` that their softmax takes and the `values` that they
-    weight (which the engine reads wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates before it projects them.
+    weight (which the engine reads wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates
+    before it projects them.
     """
 
     module: nn.Module

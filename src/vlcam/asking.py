@@ -17,7 +17,7 @@ from vlcam.errors import RecipeError
 from vlcam.maps import taken
 from vlcam.plan import Job
 from vlcam.rows import Selection
-from vlcam.targets import Target, explained_classes
+from vlcam.targets import Target, explained_classes, region_weights
 
 __all__ = ["BATCH", "Progress", "ask", "questions"]
 
@@ -92,9 +92,14 @@ def ask(
 
 def _fixed(adapter: ModelAdapter, target: Target, found: Capture, pair: int) -> Target:
     """The target of one pair; a class with the highest logit stays the one of the whole image."""
-    if adapter.heads[target.head] != "classes" or target.custom is not None:
+    if adapter.heads[target.head] not in ("classes", "pixels") or target.custom is not None:
         return target
-    return target.of_classes((int(explained_classes(found.outputs[target.head], target.classes)[pair]),))
+    output = found.outputs[target.head]
+    classes = explained_classes(output, target.classes)
+    if adapter.heads[target.head] == "pixels":
+        weights = region_weights(output, classes, target.weights)
+        target = target.within(weights[pair : pair + 1])
+    return target.of_classes((int(classes[pair]),))
 
 
 def _answers(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -156,7 +157,7 @@ def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targe
         The capture of the image itself, with the averaged gradients, and its own as `plain`.
     """
     (whole,) = capture(adapter, inputs, taps, [target])
-    if adapter.heads[target.head] == "classes":
+    if adapter.heads[target.head] in ("classes", "pixels"):
         target = target.of_classes(explained_classes(whole.outputs[target.head], target.classes).tolist())
     sums = dict(whole.gradients)
     for step in range(STEPS - 1):
@@ -261,7 +262,7 @@ class _Run:
             if output.site != "F6" or not inside:
                 continue
             with torch.enable_grad():
-                scores = self.adapter.read_block(target.head, tokens, self.inputs)
+                scores = self.adapter.read_block(target.head, _by_image(output, tokens, self.windows), self.inputs)
                 read = _spread(scores.detach(), self.inputs.image_of).contiguous().requires_grad_()
                 y = target.read(read)
             _check_finite(y, target)
@@ -309,8 +310,8 @@ def _by_image(tap: Tap, tensor: Tensor, windows: Mapping[Tap, Windows]) -> Tenso
 def _projected(stream: StreamAnatomy, tap: Tap, values: Tensor) -> Tensor:
     """What each token's values add to the block's output, [P, N, C] from [P, H, N, d], without the bias."""
     reading = stream.reading(tap.layer, "F3_HEADS")
-    projection = reading.module if reading.how == "input" else reading.module.out_proj
-    weight: Tensor = projection.weight  # type: ignore[assignment]
+    projection: Any = reading.module if reading.how == "input" else reading.module.out_proj
+    weight: Tensor = projection.weight
     return values.transpose(1, 2).flatten(2) @ weight.detach().T
 
 

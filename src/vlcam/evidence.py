@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,9 +19,10 @@ from vlcam.tokens import Windows
 
 __all__ = ["NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
 
+_SUSPICIOUS, _ROUNDING = 1e-3, 1e-6
 _WINDOWED = 5  # axes of attention within windows: pair, window, head, query, key
 
-Status = Literal["ok", "constant", "no positive evidence", "zero gradient"]
+Status = Literal["ok", "constant", "no positive evidence", "zero gradient", "rounding noise"]
 
 
 class NoGradientError(EvidenceError):
@@ -85,6 +86,8 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
     if not bool(torch.isfinite(merged).all()):
         raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
     statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
+    if statuses[0] == "ok" and recipe.weighting == "hirescam" and _cancelled(merged, layers, selection):
+        statuses = ("rounding noise",)
     return TokenMaps(merged, statuses)
 
 
@@ -151,7 +154,12 @@ def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
 
 
 def _windowed(recipe: Recipe, layer: _Layer, windows: Windows, selection: Selection) -> Tensor:
-    """[1, cells] from attention within windows: each token against all others of its window."""
+    """[1, cells] from attention within windows: the mean over the rows of each token's own window.
+
+    Padding is no token: its rows count as zero. The map is thus that of the matrix over all N tokens, in which tokens
+    of different windows have zero, times N / (places in a window).
+    """
+    layer = _unpadded(layer, windows)
     rows = range(layer.activation.shape[2])
     if recipe.heads == "channels":
         features = windows.raster(maps.head_channels(layer.activation, rows))
@@ -163,6 +171,16 @@ def _windowed(recipe: Recipe, layer: _Layer, windows: Windows, selection: Select
         weights = every.expand(len(layer.activation), -1)
     matrix = maps.attention_matrix(recipe, layer.activation, layer.gradient, scores=layer.scores, weights=weights)
     return windows.raster(matrix.mean(1))
+
+
+def _unpadded(layer: _Layer, windows: Windows) -> _Layer:
+    """Attention within windows with zeros in the rows and columns of padding."""
+    held = windows.held.to(layer.activation.device)
+    if bool(held.all()):
+        return layer
+    kept = held[:, None, :, None] & held[:, None, None, :]
+    gradient = None if layer.gradient is None else layer.gradient.where(kept, 0)
+    return replace(layer, activation=layer.activation.where(kept, 0), gradient=gradient)
 
 
 def _needed(selections: Sequence[Sequence[int]]) -> tuple[Sequence[int], list[Sequence[int]]]:
@@ -256,6 +274,21 @@ def _used(recipe: Recipe, selection: Selection) -> str:
 
 def _short(rows: Sequence[int]) -> str:
     return str(list(rows)) if len(rows) <= 12 else f"{rows[0]} to {rows[-1]}"
+
+
+def _cancelled(merged: Tensor, layers: Sequence[_Layer], selection: Selection) -> bool:
+    """Whether the terms of gradient times activation cancel to what float32 leaves of them.
+
+    Before a LayerNorm they do so exactly: its output does not change with the scale of its input, so that at the last
+    input before the final norm a token's gradient is orthogonal to the token.
+    """
+    peak = float(merged.abs().amax())
+    pairs = [(layer.activation, layer.gradient) for layer in layers if layer.gradient is not None]
+    bound = max(float(a.abs().amax() * g.abs().amax()) for a, g in pairs)
+    if peak > _SUSPICIOUS * bound:
+        return False
+    terms = (maps.taken((a.float() * g.float()).abs().sum(-1), selection.cells, 1).amax() for a, g in pairs)
+    return peak < _ROUNDING * float(max(terms))
 
 
 def _status(recipe: Recipe, values: Tensor, *, live: bool) -> Status:

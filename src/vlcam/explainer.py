@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from vlcam.plan import Job, in_passes, plan
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
 from vlcam.recipe import ATTENTION_SITES, Recipe, takes_target
+from vlcam.regions import on_model_input
 from vlcam.rows import Selection, select
 from vlcam.targets import Asked, Scores, Target, read_target, resolve
 from vlcam.tokens import ImageTokens
@@ -243,7 +245,9 @@ class Explainer:
         own = base if isinstance(base, Recipe) else named(base).recipe
         takes = takes_target(choices.get("weighting", own.weighting))
         changes = {**(asked.changes if takes else {}), **choices}
-        return plan(self.adapter, base, changes, custom=asked.custom, classes=asked.classes, **words)
+        return plan(
+            self.adapter, base, changes, custom=asked.custom, classes=asked.classes, region=asked.region, **words
+        )
 
     def _seen(self, pairs: Pairs, target: Target, found: Capture) -> _Pass:
         weights = self._weights.value()
@@ -269,7 +273,7 @@ class Explainer:
                 return run_heads(adapter, inputs, context, others)
 
         count = range(len(inputs.image_of))
-        return [Scores(adapter.heads, pair, known, fetch, target.classes) for pair in count]
+        return [Scores(adapter.heads, pair, known, fetch, target.classes, target.weights) for pair in count]
 
     @contextmanager
     def _own_conditions(self) -> Iterator[None]:
@@ -292,6 +296,7 @@ class Explainer:
         results: list[Any] = [None] * len(jobs)
         with self._own_conditions():
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
+            jobs = self._within_region(jobs, asked, pairs)
             selections = [self._selections(job, pairs) for job in jobs]  # a wrong phrase costs no pass
             for indices in in_passes(jobs):
                 for index, seen in self._run(pairs, [jobs[index] for index in indices], indices):
@@ -301,6 +306,15 @@ class Explainer:
                     ]
                     results[index] = made if pairs.many else made[0]
         return results
+
+    def _within_region(self, jobs: Sequence[Job], asked: Asked, pairs: Pairs) -> Sequence[Job]:
+        """The jobs with the region laid on each pair's model input."""
+        if asked.region is None:
+            return jobs
+        images = pairs.inputs.images
+        laid = [on_model_input(asked.region, images.placements[image]) for image in pairs.inputs.image_of]
+        weights = torch.from_numpy(np.stack(laid)).to(images.pixel_values.device)
+        return [replace(job, target=job.target.within(weights)) for job in jobs]
 
     def _run(self, pairs: Pairs, jobs: Sequence[Job], indices: Sequence[int]) -> Iterator[tuple[int, _Pass]]:
         """One pass for jobs that share a head: for each job's index, what its target gave."""

@@ -59,6 +59,7 @@ class Explanation:
         scores: every score that the model offers for this image and text, by name; those of heads that the map did
             not need are computed when first read.
         status: `ok`, or why there is nothing to draw: `constant`, `no positive evidence` (a ReLU removed all),
+            `rounding noise` (the terms of gradient times activation cancel),
             `zero gradient` (words only; for the main map this is an error).
         image: the image as the user sees it, RGB; None where it came from a file that does not carry it.
         placement: which part of the image the model saw.
@@ -268,6 +269,8 @@ class Explanation:
         advice = {
             "no positive evidence": "every value is zero after the ReLU; relu='none' shows the signed map",
             "constant": "every cell has the same value, so no place stands out",
+            "rounding noise": "gradient times activation cancels at this site, and what is left is rounding; "
+            "choose another site or weighting",
             "zero gradient": "the score does not depend on these tokens at this layer; choose an earlier layer, or "
             "explain with this recipe alone, which says where it does",
         }

@@ -263,7 +263,9 @@ def token_shares(values: Tensor, tokens: Tensor) -> Tensor:
 
     Chen et al., Beyond Intuition, TMLR 2023.
     """
-    return values.float().norm(dim=-1) / tokens.float().norm(dim=-1)
+    handed, own = (torch.linalg.vector_norm(each.float(), dim=-1) for each in (values, tokens))
+    found: Tensor = handed / own
+    return found
 
 
 def carried(matrices: Sequence[Tensor], rows: Sequence[int]) -> Tensor:

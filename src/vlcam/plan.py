@@ -11,7 +11,7 @@ from vlcam.anatomy import INPUT, SCORES, VALUES, Tap
 from vlcam.catalogue import named
 from vlcam.errors import RecipeError
 from vlcam.recipe import FLOWS, SCALES, Recipe
-from vlcam.targets import Custom, Target, resolve
+from vlcam.targets import Custom, Region, Target, resolve
 
 __all__ = ["Job", "in_passes", "plan"]
 
@@ -75,6 +75,7 @@ def plan(
     *,
     custom: Custom | None = None,
     classes: Sequence[int | None] = (None,),
+    region: Region | None = None,
     phrase: str | None = None,
     occurrence: int | None = None,
 ) -> Job:
@@ -86,6 +87,7 @@ def plan(
         changes: fields that replace the recipe's.
         custom: the callable behind `target='custom'`.
         classes: the class of every pair, or one for all; None for the one with the highest logit.
+        region: where the class is explained, for a model that tells the classes of pixels.
         phrase: words of the text; the recipe then reads their rows.
         occurrence: which of several.
 
@@ -113,7 +115,7 @@ def plan(
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
-    target = resolve(chosen, adapter.heads, custom=custom, classes=classes)
+    target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
     _check_windows(chosen, adapter)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(

@@ -122,13 +122,16 @@ def run_record(
 def class_records(adapter: ModelAdapter, target: Target, found: Capture) -> list[dict[str, Any] | None]:
     """For every pair the class that the scores are of, and that is explained if the target is a class."""
     output = found.outputs[target.head]
-    if adapter.heads[target.head] != "classes":
+    if adapter.heads[target.head] not in ("classes", "pixels"):
         return [None] * len(output)
     records: list[dict[str, Any] | None] = []
     for pair, index in enumerate(explained_classes(output, target.classes).tolist()):
         named = target.classes[pair if len(target.classes) > 1 else 0] is not None
         label = adapter.labels[index] if index < len(adapter.labels) else None
-        records.append({"index": index, "label": label, "chosen": "as given" if named else "highest logit"})
+        record = {"index": index, "label": label, "chosen": "as given" if named else "highest logit"}
+        if adapter.heads[target.head] == "pixels":
+            record["region"] = None if target.region is None else target.region.to_dict()
+        records.append(record)
     return records
 
 

@@ -25,7 +25,7 @@ SCHEMA = 1
 Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT"]
 Stream = Literal["vision", "fusion"]
 Layers = tuple[int, ...] | Literal["last", "all"]
-Target = Literal["class", "itm", "contrastive", "custom", "none"]
+Target = Literal["class", "segmentation", "itm", "contrastive", "custom", "none"]
 Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
 GradientPath = Literal["full", "direct", "block", "integrated", "none"]
 GradientTokens = Literal["cls", "patches", "all", "none"]
@@ -78,6 +78,7 @@ CARRIED = ("transition", "headwise", "tokenwise")
 FLOWS = ("rollout", "relevance", *CARRIED)
 """Layer rules that multiply the attention matrices of the blocks."""
 
+_SCORED = ("class", "segmentation", "itm", "contrastive", "custom")
 _WITHOUT_GRADIENT = ("attention", "none", "eigencam")
 
 _DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
@@ -109,6 +110,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 }
 SCALES: dict[str, tuple[Scale, ...]] = {
     "class": ("logit", "probability", "log-probability", "margin", "finer"),
+    "segmentation": ("logit", "probability", "log-probability"),
     "itm": ("logit", "probability", "log-probability", "margin"),
     "contrastive": ("cosine",),
     "custom": ("raw",),
@@ -135,8 +137,8 @@ class Recipe:
             cross-attention).
         stream: the stack of blocks that the site is in.
         layers: block indices (negative ones count from the end), `last` or `all`.
-        target: the scalar whose gradient is taken: a class, image-text matching, contrastive similarity, a
-            callable, none.
+        target: the scalar whose gradient is taken: a class, a class summed over pixels, image-text matching,
+            contrastive similarity, a callable, none.
         scale: on which scale the target is read. `margin`: to the runner-up. `finer`: to the three classes whose
             logits are nearest, weighted by their probabilities (Finer-CAM).
         gradient_path: how the target depends on the tensor. `full`: as in the model. `direct`: through residual
@@ -155,8 +157,8 @@ class Recipe:
         relu: where negative values are removed, besides the ReLU that is part of a weighting.
         heads: how attention heads are merged; `channels`: heads are taken for the channels of token features.
         layer_rule: how several layers are merged. `shared`: the layers read one tensor, and its gradients add up.
-            `rollout` and `relevance` multiply attention matrices; `transition`, `headwise` and `tokenwise` carry attention
-            through the blocks and weight it by the gradient at the last of them.
+            `rollout` and `relevance` multiply attention matrices; `transition`, `headwise` and `tokenwise` carry
+            attention through the blocks and weight it by the gradient at the last of them.
         discard: for `rollout`, the share of smallest entries of each block's matrix that is set to zero.
         departures: where published code departs from the formula, by name; see `docs/recipes.md`.
         reshape: how tokens become a grid.
@@ -436,7 +438,7 @@ def _channel_constraints(recipe: Recipe, tokens: tuple[str, ...]) -> Iterator[Co
 def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
     weighting = f"weighting={recipe.weighting!r}"
     if recipe.weighting in ASKING:
-        yield "target", ("class", "itm", "contrastive", "custom"), weighting
+        yield "target", _SCORED, weighting
         yield "gradient_path", ("none",), f"{weighting} (the model is asked, not differentiated)"
         yield "layer_rule", ("single",), weighting
         if recipe.weighting == "reciprocam":
@@ -448,7 +450,7 @@ def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield "target", ("none",), f"{weighting} (it does not depend on a score)"
         yield "gradient_path", ("none",), weighting
         return
-    yield "target", ("class", "itm", "contrastive", "custom"), weighting
+    yield "target", _SCORED, weighting
     yield "gradient_path", ("full", "direct", "block", "integrated"), weighting
     if recipe.site != "F2":
         yield (

@@ -11,37 +11,41 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import adaptive_avg_pool2d, logsigmoid
 
-from vlcam.errors import InputError, RecipeError, UnknownNameError, listing
+from vlcam.errors import EvidenceError, InputError, RecipeError, UnknownNameError, listing
 from vlcam.recipe import Recipe
 from vlcam.recipe import Target as TargetName
+from vlcam.regions import Region
 
 __all__ = [
     "Asked",
     "Class",
     "Custom",
     "HeadKind",
+    "Region",
     "Score",
     "Scores",
     "Target",
     "class_index",
     "explained_classes",
     "read_target",
+    "region_weights",
     "resolve",
 ]
 
-HeadKind = Literal["binary", "cosine", "classes"]
+HeadKind = Literal["binary", "cosine", "classes", "pixels"]
 """What a head returns for P pairs.
 
 `binary`: logits [P, 2] of (no match, match). `cosine`: values [P] in -1..1. `classes`: logits [P, C], of which one is
-explained.
+explained. `pixels`: logits [P, C, h, w] at places of the model's input, of which one class is explained over a region.
 """
 
 _NEIGHBOURS = 3
+_PIXEL_AXES = 4
 
 Reader = Callable[[Tensor, Tensor], Tensor]
-"""From a head's output and the explained class of each pair [P] to one scalar per pair."""
+"""From a head's output and the explained class of each pair [P] to one scalar per pair, or for each of its places."""
 
 
 def _match_margin(logits: Tensor, _: Tensor) -> Tensor:
@@ -101,8 +105,20 @@ _READERS: dict[HeadKind, dict[str, Reader]] = {
         "finer": _finer,
     },
 }
+# At every place, [P, h, w]: the region is summed over afterwards.
+_READERS["pixels"] = {
+    "logit": lambda logits, classes: _at(logits, classes),
+    "probability": lambda logits, classes: _at(logits.log_softmax(1), classes).exp(),
+    "log-probability": lambda logits, classes: _at(logits.log_softmax(1), classes),
+}
+_OF_CLASSES = ("classes", "pixels")
 _NO_SCORE = ("finer",)
 """Scales that a target can have, and that nobody reads as a score of the model."""
+
+
+def _at(values: Tensor, classes: Tensor) -> Tensor:
+    """The explained class of [P, C, h, w] at every place, [P, h, w]."""
+    return values[torch.arange(len(values), device=values.device), classes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +143,14 @@ class Class:
     """A class to be explained.
 
     Attributes:
-        which: its index, or its label; None for the class with the highest logit.
+        which: its index, or its label; None for the class with the highest logit, or with the most places.
         scale: `logit`, `probability`, `log-probability`, `margin` or `finer`, in place of the recipe's.
+        region: for a model that tells the classes of pixels, where; None for the places that it gives to the class.
     """
 
     which: int | str | None = None
     scale: str | None = None
+    region: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +181,8 @@ class Target:
         path: how the scalar depends on a tensor; see `Recipe.gradient_path`.
         classes: the class of every pair, or one for all; None for the one with the highest logit.
         custom: the user's own target behind it, if any.
-        reads_classes: makes `read` for other classes.
+        region: for a head of the kind `pixels`, where; None for the places that the model gives to the class.
+        reads_classes: makes `read` for other classes and for regions [P, H, W] on the model's input.
     """
 
     head: str
@@ -173,14 +192,21 @@ class Target:
     path: str = "full"
     classes: tuple[int | None, ...] = (None,)
     custom: Custom | None = None
-    reads_classes: Callable[[Sequence[int | None]], Callable[[Tensor], Tensor]] | None = field(
+    region: Region | None = None
+    weights: Tensor | None = field(default=None, compare=False, repr=False)
+    reads_classes: Callable[[Sequence[int | None], Tensor | None], Callable[[Tensor], Tensor]] | None = field(
         default=None, compare=False, repr=False
     )
 
     def of_classes(self, classes: Sequence[int | None]) -> Target:
         """The same target for other classes; a target that is of no class stays as it is."""
-        read = self.read if self.reads_classes is None else self.reads_classes(classes)
+        read = self.read if self.reads_classes is None else self.reads_classes(classes, self.weights)
         return replace(self, read=read, classes=tuple(classes))
+
+    def within(self, weights: Tensor) -> Target:
+        """The same target over regions of the model's input, [P, H, W]."""
+        read = self.read if self.reads_classes is None else self.reads_classes(self.classes, weights)
+        return replace(self, read=read, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -192,12 +218,14 @@ class Asked:
         custom: the callable, if it is one.
         classes: the class of every pair, or one for all; None for the one with the highest logit.
         count: how many classes a list of them names; None where there was no list.
+        region: where the class is explained, for a model that tells the classes of pixels.
     """
 
     changes: Mapping[str, str]
     custom: Custom | None = None
     classes: tuple[int | None, ...] = (None,)
     count: int | None = None
+    region: Region | None = None
 
 
 def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str]) -> Asked:
@@ -220,17 +248,23 @@ def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str
         return Asked({"target": "custom", "scale": "raw"}, target)
     if isinstance(target, str) and (target in heads or target in get_args(TargetName)):
         return Asked({"target": target})
-    head = next((name for name, kind in heads.items() if kind == "classes"), None)
+    head = next((name for name, kind in heads.items() if kind in _OF_CLASSES), None)
     if head is None:
         raise RecipeError(f"target={target!r}: this model tells no classes apart; it offers {listing(heads)}")
     if isinstance(target, Class):
-        own = {} if target.scale is None else {"scale": target.scale}
-        which = None if target.which is None else class_index(target.which, labels)
-        return Asked({"target": head} | own, classes=(which,))
+        return _one_class(target, head, heads[head], labels)
     plain = getattr(target, "tolist", lambda: target)()  # of arrays and tensors, those without an axis too
     if isinstance(plain, (int, str)):
         return Asked({"target": head}, classes=(class_index(plain, labels),))
     return _several(plain, head, labels)
+
+
+def _one_class(target: Class, head: str, kind: HeadKind, labels: Sequence[str]) -> Asked:
+    if target.region is not None and kind != "pixels":
+        raise RecipeError(f"region={target.region!r}: this model tells the class of an image, and not of its pixels")
+    own = {} if target.scale is None else {"scale": target.scale}
+    which = None if target.which is None else class_index(target.which, labels)
+    return Asked({"target": head} | own, classes=(which,), region=target.region)
 
 
 def _several(target: Any, head: str, labels: Sequence[str]) -> Asked:
@@ -294,6 +328,7 @@ def resolve(
     *,
     custom: Custom | None = None,
     classes: Sequence[int | None] = (None,),
+    region: Region | None = None,
 ) -> Target:
     """Find the head and the reader that a recipe's target stands for.
 
@@ -302,6 +337,7 @@ def resolve(
         heads: the heads that the model has.
         custom: the callable behind `target='custom'`.
         classes: the class of every pair, or one for all; None for the one with the highest logit.
+        region: where, for a head of the kind `pixels`.
 
     Raises:
         RecipeError: the model has no such head, or a callable is missing.
@@ -322,8 +358,8 @@ def resolve(
     _need(recipe.target, heads)
     kind = heads[recipe.target]
 
-    def of(chosen: Sequence[int | None]) -> Callable[[Tensor], Tensor]:
-        return _reading(_READERS[kind][recipe.scale], kind, chosen)
+    def of(chosen: Sequence[int | None], weights: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        return _reading(_READERS[kind][recipe.scale], kind, chosen, weights)
 
     return Target(
         recipe.target,
@@ -332,12 +368,15 @@ def resolve(
         differentiate=recipe.needs_gradient,
         path=path,
         classes=classes,
+        region=region,
         reads_classes=of,
     )
 
 
 def explained_classes(output: Tensor, classes: Sequence[int | None]) -> Tensor:
-    """The class of every pair, [P], for logits [P, C]; where none was named, the one with the highest logit.
+    """The class of every pair, [P]; where none was named, the one with the highest logit.
+
+    Of logits [P, C, h, w] the class that has the highest one at most places.
 
     Raises:
         UnknownNameError: an index beyond the model's classes.
@@ -346,7 +385,7 @@ def explained_classes(output: Tensor, classes: Sequence[int | None]) -> Tensor:
     beyond = [index for index in named if index is not None and index >= output.shape[1]]
     if beyond:
         raise UnknownNameError(f"no class {listing(beyond)}; the model has classes 0 to {output.shape[1] - 1}")
-    top = output.detach().argmax(1)
+    top = _most_frequent(output) if output.ndim == _PIXEL_AXES else output.detach().argmax(1)
     chosen = [int(top[pair]) if index is None else index for pair, index in enumerate(named)]
     return torch.tensor(chosen, device=output.device)
 
@@ -361,9 +400,10 @@ class Scores(Mapping[str, Score]):
         known: Mapping[str, Tensor],
         fetch: Callable[[], Mapping[str, Tensor]],
         classes: Sequence[int | None] = (None,),
+        weights: Tensor | None = None,
     ) -> None:
-        """Hold the outputs [P, ...] of some heads, and how to get those of the others; `classes` as in `Target`."""
-        self._heads, self._pair, self._classes = heads, pair, classes
+        """Hold the outputs [P, ...] of some heads, and how to get those of the others; the rest as in `Target`."""
+        self._heads, self._pair, self._classes, self._weights = heads, pair, classes, weights
         self._names = {f"{head}_{_key(scale)}": head for head, kind in heads.items() for scale in _scored(kind)}
         self._scores: dict[str, Score] = {}
         self._add(known)
@@ -383,8 +423,14 @@ class Scores(Mapping[str, Score]):
             kind = self._heads[head]
             for scale in _scored(kind):
                 name = f"{head}_{_key(scale)}"
-                value = _reading(_READERS[kind][scale], kind, self._classes)(output.detach())[self._pair]
-                self._scores[name] = Score(name, scale, float(value))
+                self._scores[name] = Score(name, *self._value(kind, scale, output.detach()))
+
+    def _value(self, kind: HeadKind, scale: str, output: Tensor) -> tuple[str, float]:
+        value = _reading(_READERS[kind][scale], kind, self._classes, self._weights)(output)[self._pair]
+        if kind != "pixels":
+            return scale, float(value)
+        size = region_weights(output, explained_classes(output, self._classes), self._weights)[self._pair].sum()
+        return f"mean {scale} of the region", float(value / size)
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the order of the model's heads."""
@@ -403,12 +449,46 @@ class Scores(Mapping[str, Score]):
         return repr(dict(self))
 
 
-def _reading(reader: Reader, kind: HeadKind, classes: Sequence[int | None]) -> Callable[[Tensor], Tensor]:
+def _most_frequent(output: Tensor) -> Tensor:
+    won = output.detach().argmax(1).flatten(1)
+    counts = torch.zeros(len(output), output.shape[1], device=output.device)
+    return counts.scatter_add(1, won, torch.ones_like(won, dtype=counts.dtype)).argmax(1)
+
+
+def _reading(
+    reader: Reader, kind: HeadKind, classes: Sequence[int | None], weights: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
     def read(output: Tensor) -> Tensor:
-        chosen = explained_classes(output, classes) if kind == "classes" else torch.empty(0)
-        return reader(_at_least_float32(output), chosen)
+        chosen = explained_classes(output, classes) if kind in _OF_CLASSES else torch.empty(0)
+        values = reader(_at_least_float32(output), chosen)
+        return values if kind != "pixels" else (values * region_weights(output, chosen, weights)).sum((1, 2))
 
     return read
+
+
+def region_weights(output: Tensor, classes: Tensor, weights: Tensor | None) -> Tensor:
+    """How much of every place of [P, C, h, w] belongs to the region, [P, h, w].
+
+    Args:
+        output: the head's logits.
+        classes: the class of every pair.
+        weights: the region on the model's input [P, H, W]; None for the places whose highest logit is the class'.
+
+    Raises:
+        EvidenceError: a region without any place.
+    """
+    if weights is None:
+        found = (output.detach().argmax(1) == classes[:, None, None]).to(output.dtype)
+    else:
+        size = (output.shape[-2], output.shape[-1])
+        found = adaptive_avg_pool2d(weights.to(output)[:, None], size)[:, 0].expand(len(output), *size)
+    empty = [int(classes[pair]) for pair in range(len(output)) if not bool(found[pair].any())]
+    if empty:
+        where = "the region holds no place" if weights is not None else "the model gives it no place"
+        raise EvidenceError(
+            f"class {listing(empty)}: {where}; name another class, or a region, Class(which, region=...)"
+        )
+    return found
 
 
 def _scored(kind: HeadKind) -> Iterator[str]:

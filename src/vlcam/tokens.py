@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vlcam.errors import RecipeError, listing
@@ -82,6 +83,15 @@ class Windows:
     def across(self) -> tuple[int, int]:
         """Rows and columns of windows."""
         return -(-self.grid[0] // self.window[0]), -(-self.grid[1] // self.window[1])
+
+    @property
+    def held(self) -> Tensor:
+        """Which places in the windows hold a token and no padding, [windows, tokens]."""
+        (down, across), (high, wide) = self.across, self.window
+        places = torch.arange(down * across * high * wide, device="cpu").view(down * across, high * wide)
+        held = torch.zeros(places.shape, dtype=torch.bool, device="cpu")
+        held.view(-1)[self.raster(places)] = True
+        return held
 
     def raster(self, values: Tensor) -> Tensor:
         """Tokens in raster order, [B, rows * columns, ...], from windows [B * windows, tokens, ...]; no padding."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from vlcam.errors import InputError
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation, same_image, same_pixels
+from vlcam.regions import Region
+from vlcam.targets import Class
 from vlcam.text import phrase_spans
 
 __all__ = ["TOLERANCE", "Verification", "verify"]
@@ -82,12 +84,20 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
         source,
         explanation.text,
         [explanation.recipe],
-        target=None if run["class"] is None else run["class"]["index"],
+        target=_class(run["class"]),
         phrase=phrase,
         occurrence=occurrence,
         empty="keep",
     )
     return _compared(explanation, again)
+
+
+def _class(record: Mapping[str, Any] | None) -> Class | None:
+    """The class on record, with its region."""
+    if record is None:
+        return None
+    region = record.get("region")
+    return Class(record["index"], region=None if region is None else Region.from_dict(region))
 
 
 def _compared(old: Explanation, new: Explanation) -> Verification:

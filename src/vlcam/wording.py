@@ -27,6 +27,18 @@ _TARGETS = {
         "y = sum over r of p[r] (z[class] - z[r]) / (sum over r of p[r] + 1e-9), p = softmax(z), r the 3 classes with "
         "the nearest logits",
     ),
+    ("segmentation", "logit"): (
+        "the class logit summed over a region",
+        "y = sum over pixels p of the region of z[class,p]",
+    ),
+    ("segmentation", "probability"): (
+        "the class probability summed over a region",
+        "y = sum over pixels p of the region of softmax(z[.,p])[class]",
+    ),
+    ("segmentation", "log-probability"): (
+        "the class log-probability summed over a region",
+        "y = sum over pixels p of the region of log softmax(z[.,p])[class]",
+    ),
     ("itm", "logit"): ("the image-text matching logit of 'match'", "y = itm_logit[match]"),
     ("itm", "probability"): ("the image-text matching probability of 'match'", "y = softmax(itm_logit)[match]"),
     ("itm", "log-probability"): ("the log-probability of 'match'", "y = log softmax(itm_logit)[match]"),
