@@ -250,9 +250,10 @@ Every map has its own scale, because values of different weightings have no comm
 The empty cells are no failure of the program. The attention of the last block is where [CLS] reads the patches for the
 last time; what comes after, from `F3_HEADS` to `F6`, is computed for each token alone, and the head reads [CLS]. So the
 logit does not depend on the patches there: their gradient is exactly zero. `eigencam` and `none` take no gradient and
-need none, nor does `attention`. Their picture is the same for every class.
+need none, nor does `attention`. Their picture is the same for every class. `no positive evidence` is something else:
+there was a gradient, and a ReLU removed the whole map.
 
-One block earlier every site has a gradient. Half of the weightings are enough to see it:
+One block earlier the patches have a gradient at every site. Some of the weightings are enough to see it:
 """
 
 # %%
@@ -260,6 +261,13 @@ depth = len(model.anatomy.stream("vision").blocks)
 some = ["gradcam", "hirescam", "layercam", "eigencam", "attention", "gradient", "attention*gradient", "head_weights"]
 earlier = vlcam.all_recipes(model, layers=depth - 2, weighting=some)
 show(vlcam.compare(model.sweep(scene.image, recipes=earlier, target="blue square", empty="keep")))
+
+# %% [markdown]
+"""
+`hirescam` at `F6` of this block has nothing to show, for a reason worth knowing. From there a patch reaches the logit
+only through the LayerNorm of the last block, and a LayerNorm does not care how long its input is. So the gradient is at
+right angles to the token, and the sum of their products is zero but for rounding.
+"""
 
 # %% [markdown]
 """

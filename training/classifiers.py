@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import DataLoader
@@ -37,7 +38,11 @@ HELD_OUT, HELD_OUT_SEED = 200, 7
 
 @dataclass(frozen=True)
 class Plan:
-    """Every number of a training run; the same plan gives the same weights on the same machine."""
+    """Every number of a training run; the same plan gives the same weights on the same machine.
+
+    `start` is a folder whose weights it begins with, random ones if empty; `stop` is the step after which it ends,
+    earlier than the learning rate would have it, 0 for `steps`.
+    """
 
     model: str = "vit"
     seed: int = 1_000_003
@@ -63,10 +68,13 @@ class Plan:
     blind: float = 0.6
     late: float = 0.5
     gated: int = 2
+    vacant: float = 0.0
+    start: str = ""
+    stop: int = 0
     measure: int = 1000
 
 
-PLANS = {"vit": Plan(), "beit": Plan(model="beit", steps=3000)}
+PLANS = {"vit": Plan(), "beit": Plan(model="beit")}
 
 
 class GatedAttention:
@@ -192,9 +200,11 @@ class Trainee(nn.Module):
             # the evidence is dimmed here, half there, in half of the scenes each by its own share.
             other = torch.where(draw(1, 1) < 0.5, even, (draw(1, 1) * 1.8 - 0.3).clamp(min=0))
             pool_gate, pool_seen = dimmed(other, draw(1, patches))
-            # All of the background may leave the mean, or any part: no evidence is to lie there.
-            left = draw(1).gt(0.5) & draw(patches).lt(draw(1)) & background(batch)
-            pool, seen = torch.where(left, 0.0, pool_gate[:, 0]), (seen + pool_seen) / 2
+            pool_gate = pool_gate * usual[:, :1]
+            pool, seen = pool_gate[:, 0], (seen + pool_seen) / 2
+            if plan.vacant:  # all of the background may leave the mean, or any part: no evidence is to lie there
+                left = draw(1).lt(plan.vacant) & draw(patches).lt(draw(1)) & background(batch)
+                pool = pool.masked_fill(left, 0.0)
         share = torch.ones(batch.labels.shape).scatter_(1, which[:, None], seen[:, None])
         self._set(torch.cat([torch.ones(count, plan.heads, 1), gate], 2), draw())
         return pool, share
@@ -320,6 +330,8 @@ def train(plan: Plan, out: Path) -> None:
     """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
     torch.manual_seed(plan.seed)
     trainee = Trainee(plan).train()
+    if plan.start:
+        trainee.net.load_state_dict(load_file(Path(plan.start) / "model.safetensors"))
     optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Gallery(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=joined, num_workers=1)
@@ -327,7 +339,7 @@ def train(plan: Plan, out: Path) -> None:
     held_out = list(scenes.generate(HELD_OUT, seed=HELD_OUT_SEED))
     running: dict[str, float] = {}
     started = time.monotonic()
-    for step, batch in zip(range(plan.steps), data, strict=False):
+    for step, batch in zip(range(plan.stop or plan.steps), data, strict=False):
         optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
         parts = trainee.losses(batch, generator, alone=step < plan.vision_steps)
         loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
@@ -340,7 +352,7 @@ def train(plan: Plan, out: Path) -> None:
         if (step + 1) % 100 == 0:
             figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
             log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        if (step + 1) % plan.measure == 0 or step + 1 == plan.steps:
+        if (step + 1) % plan.measure == 0 or step + 1 == (plan.stop or plan.steps):
             found = maps.measure(save(trainee, plan, out), held_out)
             log.info("held out: %s", json.dumps(found))
 

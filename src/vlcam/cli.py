@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 import vlcam
 from vlcam import demo as demo_job
 from vlcam import wording
 from vlcam.archive import make_folder
+from vlcam.asking import Progress
 from vlcam.catalogue import named
 from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, VlcamError
 from vlcam.explanation import Explanation
@@ -99,17 +103,19 @@ def explain(
     made, failed = [], []
     for path in image:
         try:
-            explanation = loaded.explain(
-                str(path),
-                text,
-                chosen,
-                phrase=phrase,
-                occurrence=occurrence,
-                layer=layer or None,
-                target=_target(target),
-                strict=strict,
-                **changes,
-            )
+            with _bar() as progress:
+                explanation = loaded.explain(
+                    str(path),
+                    text,
+                    chosen,
+                    phrase=phrase,
+                    occurrence=occurrence,
+                    layer=layer or None,
+                    target=_target(target),
+                    strict=strict,
+                    progress=progress,
+                    **changes,
+                )
             files = _write(explanation, out, path.stem, words=words, alpha=alpha, overwrite=overwrite)
         except (InputError, FileError, EvidenceError) as error:
             if len(image) == 1:
@@ -152,7 +158,8 @@ def sweep(
     chosen: list[str | Recipe] | None = [_read_recipe(each) for each in recipe] if recipe else None
     if grid:
         chosen = [*vlcam.all_recipes(loaded, layers=layer or "last")]
-    found = loaded.sweep(str(image), text, chosen, target=_target(target), empty="keep")
+    with _bar() as progress:
+        found = loaded.sweep(str(image), text, chosen, target=_target(target), empty="keep", progress=progress)
     make_folder(out)
     files = {"figure": out / f"{image.stem}-sweep.png", "table": out / f"{image.stem}-sweep.json"}
     each = {e.recipe.name: out / f"{image.stem}-{_slug(e.recipe.name)}.png" for e in found} if save else {}
@@ -272,6 +279,15 @@ def demo(
         _people.print(f"left out the figure: {written.left_out}", style="yellow")
     if as_json:
         _emit({"files": {key: str(path) for key, path in written.files.items()}} | written.explanation.record())
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar on stderr, for recipes that ask the model many times; it appears with the first batch."""
+    columns = (TextColumn("asking the model"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=_people, transient=True) as bar:
+        task = bar.add_task("", visible=False, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def _target(given: str | None) -> str | int | None:

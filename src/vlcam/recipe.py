@@ -231,8 +231,8 @@ class Recipe:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other choices; the name is kept unless a new one is given.
 
-        A field for which the changes leave a single value takes that value: `replace(weighting="attention")` also sets
-        `target="none"`, because attention depends on no score.
+        A field but `site` for which the changes leave a single value takes that value: `replace(weighting="attention")`
+        also sets `target="none"`, because attention depends on no score.
 
         Args:
             **changes: field names and their new values.
@@ -367,6 +367,7 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
         "departures": (),
     }
     values |= {field: value for field, value in changes.items() if field in values and field != "departures"}
+    settled = {"site", *changes}  # where a map is read does not follow from how it is made
     if any(values[field] not in known for field, known in _WORDS.items()):
         return {}  # the constructor says what is wrong
     forced: dict[str, Any] = {}
@@ -376,7 +377,7 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
         found = {
             field: known[0]
             for field, known, _ in _constraints(cast("Recipe", draft))
-            if len(known) == 1 and field in values and field not in changes and getattr(draft, field) != known[0]
+            if len(known) == 1 and field in values and field not in settled and getattr(draft, field) != known[0]
         }
         if not found:
             break
