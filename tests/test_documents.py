@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import re
@@ -156,10 +157,30 @@ def test_every_command_and_every_option_is_on_the_command_line_page():
                 assert f"`{spelling}`" in section or spelling in ("--help", "--json"), (name, spelling)
 
 
+def messages():
+    """Every text in the code, with `…` for what is filled in."""
+    for module in [*(ROOT / "src").rglob("*.py"), *(ROOT / "model_adapters").rglob("*.py")]:
+        for node in ast.walk(ast.parse(text_of(module))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value if isinstance(part, ast.Constant) else "…" for part in parts]
+            if all(isinstance(text, str) for text in texts):
+                yield "".join(texts)
+
+
+def test_every_heading_of_the_troubleshooting_page_is_a_message():
+    known = [in_one_line(message) for message in messages()]
+    headings = re.findall(r"^### (.+)$", text_of(DOCS / "troubleshooting.md"), re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    for heading in re.findall(r"`([^`]+)`", "\n".join(headings)):
+        # Of a status and its advice two texts make one message, and so does a field with its value.
+        for piece in re.split("…|[(]|[)]|: |'", heading):
+            assert any(piece.strip(" ;:,") in message for message in known), (heading, piece)
+
+
 def test_the_embedded_models_are_small_and_their_cards_state_their_figures():
     limits = {"itm_accuracy": 4_000_000, "pointing_game": 3_000_000}
     for model in vlcam.models().values():
-        (kind,) = (each for each in limits if each in model.figures)
+        kind = next(each for each in limits if each in model.figures)
         assert sum(file.stat().st_size for file in model.folder.iterdir()) < limits[kind], model.name
         shares = list(model.figures[kind].values())
         if kind == "pointing_game":

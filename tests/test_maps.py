@@ -15,7 +15,7 @@ from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, token_maps
 from vlcam.plan import Job
 from vlcam.recipe import ASKING, values_of
-from vlcam.rows import Selection, select
+from vlcam.rows import select
 from vlcam.targets import Target
 from vlcam.tokens import ImageTokens
 
@@ -58,7 +58,9 @@ CHANNELS = valid(
 )
 PLAIN = valid(LAVIS, weighting=("attention",), heads=HEADS, relu=("none",))
 CROSS = PLAIN + valid(LAVIS, weighting=("gradient", "attention*gradient"), relu=RELUS, heads=HEADS)
-SIGMOID = valid(CHEFER, layers=("last",), layer_rule=("single",), weighting=("sigmoid*gradient",), relu=RELUS, heads=HEADS)
+SIGMOID = valid(
+    CHEFER, layers=("last",), layer_rule=("single",), weighting=("sigmoid*gradient",), relu=RELUS, heads=HEADS
+)
 HEAD_WEIGHTS = valid(
     NAMED["attn-gradcam"], weighting=("head_weights",), gradient_tokens=("patches", "all"), relu=RELUS, heads=HEADS
 )
@@ -965,5 +967,5 @@ def test_constant_features_are_reported_not_drawn(value):
     recipe = NAMED["pgc-eigencam"].replace(relu="none")
     tap = Tap("vision", 0, "F1")
     found = Capture({tap: torch.full((1, 8, 5), value)}, {}, torch.ones(1), {}, torch.zeros(1))
-    made = token_maps(job_of(recipe, (0,)), found, 0, Selection((), (), range(1, 8), (), None, []))
+    made = token_maps(job_of(recipe, (0,)), found, 0, select(recipe, None, ImageTokens(("cls",), (1, 7)), None, None))
     assert made.statuses == ("constant",)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import DataLoader
@@ -331,7 +330,7 @@ def train(plan: Plan, out: Path) -> None:
     torch.manual_seed(plan.seed)
     trainee = Trainee(plan).train()
     if plan.start:
-        trainee.net.load_state_dict(load_file(Path(plan.start) / "model.safetensors"))
+        trainee.net.load_state_dict(type(trainee.net).from_pretrained(plan.start).state_dict())
     optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Gallery(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=joined, num_workers=1)

@@ -1,7 +1,8 @@
-"""BEiT classifiers of Hugging Face transformers."""
+"""BEiT of Hugging Face transformers: what its models share, and the classifiers."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from vlcam_adapters.hf_classifier import (
     vit_block,
 )
 
+__all__ = ["BeitBase", "BeitHF"]
+
 _MEAN_POOLED = (
     "the classifier reads the mean of the patches: in the last block [CLS] has no gradient from F3_HEADS on, nor its "
     "query in F2"
@@ -29,14 +32,13 @@ _EXCHANGED = (
 )
 
 
-class BeitHF(HFClassifier):
-    """Adapter for `BeitForImageClassification`, which reads the mean of the patches, or [CLS] if so configured.
+class BeitBase(HFClassifier):
+    """Base of the adapters of BEiT.
 
-    The model interpolates its positions by itself: any multiple of the patch size is taken, and recorded.
+    The models interpolate their positions by themselves: any multiple of the patch size is taken, and recorded.
     """
 
-    kinds: ClassVar[tuple[type[PreTrainedModel], ...]] = (BeitForImageClassification,)
-    architectures: ClassVar[tuple[str, ...]] = tuple(kind.__name__ for kind in kinds)
+    _sizes: ClassVar[type[ImageSizes]] = ImageSizes
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class BeitHF(HFClassifier):
             module,
             processor,
             prefix=("cls",),
-            sizes=ImageSizes(
+            sizes=self._sizes(
                 pair(config.patch_size),
                 pair(config.image_size),
                 others=True,
@@ -76,8 +78,17 @@ class BeitHF(HFClassifier):
             labels=labels,
         )
         self._relative = relative
-        if not self._reads_cls:
-            self.reads = "patches"
+        self.reads = "cls" if self.reads_cls else "patches"
+
+    @property
+    @abstractmethod
+    def reads_cls(self) -> bool:
+        """Whether the head reads [CLS] and not the patches."""
+
+    @property
+    @abstractmethod
+    def reading_notes(self) -> Sequence[str]:
+        """What the head reads, and which blocks and tokens therefore have no gradient."""
 
     @property
     def stack(self) -> Stack:
@@ -85,6 +96,33 @@ class BeitHF(HFClassifier):
         config, layers = self.module.config, self.module.base_model.layers
         blocks = tuple(vit_block(layer, before=layer.layernorm_before, after=layer.layernorm_after) for layer in layers)
         return Stack(blocks, config.hidden_size, config.num_attention_heads, tuple(self._notes(layers)))
+
+    def _notes(self, layers: Any) -> list[str]:
+        notes = [*self.reading_notes]
+        if isinstance(layers[0].lambda_1, nn.Parameter):
+            notes.append(LAYER_SCALE)
+        if self._relative:
+            notes.append("a bias of relative positions is added to the scores inside attention, before the softmax")
+            if not square_positions(self.module.config):
+                notes.append(_EXCHANGED)
+        return notes
+
+
+class BeitHF(BeitBase):
+    """Adapter for `BeitForImageClassification`, which reads the mean of the patches, or [CLS] if so configured."""
+
+    kinds: ClassVar[tuple[type[PreTrainedModel], ...]] = (BeitForImageClassification,)
+    architectures: ClassVar[tuple[str, ...]] = tuple(kind.__name__ for kind in kinds)
+
+    @property
+    def reads_cls(self) -> bool:
+        """Whether there is no LayerNorm for the mean of the patches."""
+        return self.module.base_model.pooler.layernorm is None
+
+    @property
+    def reading_notes(self) -> Sequence[str]:
+        """What the classifier reads."""
+        return (CLS_ONLY if self.reads_cls else _MEAN_POOLED,)
 
     def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - one head, no text
         """The LayerNorm in front of the classifier on the mean of all tokens, and the classifier."""
@@ -95,19 +133,5 @@ class BeitHF(HFClassifier):
     def _last_norm(self) -> nn.Module:
         """The pooler's where the mean of the patches is read, the model's own where [CLS] is."""
         model = self.module.base_model
-        found: nn.Module = model.layernorm if self._reads_cls else model.pooler.layernorm
+        found: nn.Module = model.layernorm if self.reads_cls else model.pooler.layernorm
         return found
-
-    @property
-    def _reads_cls(self) -> bool:
-        return self.module.base_model.pooler.layernorm is None
-
-    def _notes(self, layers: Any) -> list[str]:
-        notes = [CLS_ONLY if self._reads_cls else _MEAN_POOLED]
-        if isinstance(layers[0].lambda_1, nn.Parameter):
-            notes.append(LAYER_SCALE)
-        if self._relative:
-            notes.append("a bias of relative positions is added to the scores inside attention, before the softmax")
-            if not square_positions(self.module.config):
-                notes.append(_EXCHANGED)
-        return notes

@@ -33,6 +33,12 @@ __all__ = [
     "windowed_notes",
 ]
 
+_TARGETS: dict[HeadKind, str] = {
+    "classes": "class: logit, probability, log-probability, margin, finer",
+    "pixels": "segmentation: logit, probability, log-probability, over a region",
+}
+_PLACES: dict[HeadKind, tuple[str, ...]] = {"classes": (), "pixels": ("height", "width")}
+"""The axes of logits behind images and classes."""
 _TOKEN_NAMES = {"cls": "[CLS]", "distillation": "[DIST]", "register": "register"}
 
 POST_NORM = (
@@ -116,8 +122,8 @@ class Stack:
 class ClassifierAdapter(ModelAdapter):
     """Base of the adapters of image classifiers: the trunk is the whole model, the question is a class.
 
-    A family adds `accepts`, `wrap`, `load`, `stack`, `options`, `attention`, `prepare_images`, `logits` and
-    `read_block`.
+    It has one head, of the kind `classes`; or of the kind `pixels`, where the model tells the class of every place. A
+    family adds `accepts`, `wrap`, `load`, `stack`, `options`, `attention`, `prepare_images`, `logits` and `read_block`.
     """
 
     takes_text = False
@@ -161,7 +167,7 @@ class ClassifierAdapter(ModelAdapter):
 
     @abstractmethod
     def logits(self, pixel_values: Tensor) -> Tensor:
-        """Run the whole model as it is: class logits [I, classes]."""
+        """Run the whole model as it is: class logits [I, classes], or [I, classes, height, width]."""
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -172,7 +178,7 @@ class ClassifierAdapter(ModelAdapter):
         stream = StreamAnatomy(
             "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=bool(stack.stages)
         )
-        targets = ("class: logit, probability, log-probability, margin, finer",)
+        targets = tuple(_TARGETS[kind] for kind in self.heads.values())
         return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)
 
     def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - one stream
@@ -204,23 +210,25 @@ class ClassifierAdapter(ModelAdapter):
         return pixel_values * std + mean
 
     def trunk(self, inputs: Inputs) -> Tensor:
-        """The whole model: class logits [I, classes].
+        """The whole model: class logits [I, classes], or [I, classes, height, width].
 
         Raises:
             AdapterError: the model returns something else than one logit per named class.
         """
         pixel_values = inputs.images.pixel_values
         found = self.logits(pixel_values)
-        wanted = (len(pixel_values), len(self.labels) or found.shape[-1])
-        if found.shape != wanted:
+        classes = (len(self.labels),) if self.labels else tuple(found.shape[1:2])
+        wanted, places = (len(pixel_values), *classes), [axis for kind in self.heads.values() for axis in _PLACES[kind]]
+        if found.ndim != 2 + len(places) or found.shape[:2] != wanted:
+            axes = ", ".join(map(str, (*wanted, *places)))
             raise AdapterError(
-                f"{type(self.module).__name__} returned {tuple(found.shape)}, expected class logits {wanted}: images, "
+                f"{type(self.module).__name__} returned {tuple(found.shape)}, expected class logits ({axes}): images, "
                 "then class names; give as many names as the model has classes, labels=[...]"
             )
         return found
 
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - the contract's arguments
-        """Hand the logits [P, classes] through."""
+        """Hand the logits [P, classes, ...] through."""
         return shared
 
     def averaged(self, tokens: Tensor) -> Tensor:

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
-from vlcam.asking import BATCH, Progress, ask, questions
-from vlcam.capture import Capture, capture, integrated, run_heads
+from vlcam.asking import BATCH, Progress
+from vlcam.capture import Capture, capture
 from vlcam.catalogue import default, named
-from vlcam.errors import EvidenceError, RecipeError
-from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
-from vlcam.explanation import Explanation, WordMap
-from vlcam.geometry import check_grid
+from vlcam.errors import RecipeError
+from vlcam.explanation import Explanation
 from vlcam.grid import fitting
 from vlcam.images import ImageSource
+from vlcam.making import Asking, Empty, Making, own_conditions
 from vlcam.pairing import Pairs, pair_up
-from vlcam.plan import Job, in_passes, plan
-from vlcam.probe import where_alive
-from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.recipe import ATTENTION_SITES, Recipe, takes_target
+from vlcam.plan import Job, plan
+from vlcam.provenance import WeightsHash
+from vlcam.recipe import Recipe, takes_target
 from vlcam.regions import on_model_input
-from vlcam.rows import Selection, select
-from vlcam.targets import Asked, Scores, Target, read_target, resolve
-from vlcam.tokens import ImageTokens
+from vlcam.targets import Asked, read_target, resolve
 
 __all__ = ["Explainer"]
-
-Empty = Literal["raise", "keep"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    """What one pass gave for one target: the tensors, and what records say of it."""
-
-    found: Capture
-    scores: Sequence[Scores]
-    classes: Sequence[dict[str, Any] | None]
-    model: Mapping[bool, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Asking:
-    """How variants are run for recipes that ask the model again."""
-
-    batch: int
-    progress: Progress | None
 
 
 class Explainer:
@@ -135,7 +108,7 @@ class Explainer:
             choices["layers"] = block_numbers(layer)
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
-        asking = _Asking(batch, progress)
+        asking = Asking(batch, progress)
         (found,) = self._explain(image, text, asked, [job], strict=strict, asking=asking)
         return found
 
@@ -178,7 +151,7 @@ class Explainer:
         asked = self._asked(target)
         wanted = fitting(self.adapter) if recipes is None else recipes
         jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
-        asking = _Asking(batch, progress)
+        asking = Asking(batch, progress)
         return self._explain(image, text, asked, jobs, strict=strict, asking=asking, empty=empty)
 
     def capture(
@@ -214,7 +187,7 @@ class Explainer:
             changes["scale"] = scale
         described = plan(self.adapter, "pgc-gradcam", changes, custom=asked.custom, classes=asked.classes)
         indices = self.anatomy.stream(stream).indices(block_numbers(layers))
-        with self._own_conditions():
+        with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
             taps = [Tap(stream, index, site) for index in indices]
             (found,) = capture(self.adapter, pairs.inputs, taps, [described.target])
@@ -228,11 +201,11 @@ class Explainer:
             text: as in `explain`.
             strict: as in `explain`.
         """
-        with self._own_conditions():
+        with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, [], [target])
-            seen = self._seen(pairs, target, found)
+            seen = self._making(pairs).seen(target, found)
         scores = [dict(each) for each in seen.scores]
         return scores if pairs.many else scores[0]
 
@@ -249,161 +222,23 @@ class Explainer:
             self.adapter, base, changes, custom=asked.custom, classes=asked.classes, region=asked.region, **words
         )
 
-    def _seen(self, pairs: Pairs, target: Target, found: Capture) -> _Pass:
-        weights = self._weights.value()
-        records = {
-            tapped: model_record(self.adapter, self.name, weights, attention_tapped=tapped) for tapped in (False, True)
-        }
-        return _Pass(
-            found, self._scores(pairs, target, found, weights), class_records(self.adapter, target, found), records
-        )
-
-    def _scores(self, pairs: Pairs, target: Target, found: Capture, weights: str) -> list[Scores]:
-        """The scores of every pair; the first that is asked for another head's runs it for all of them."""
-        adapter, inputs, known, context = self.adapter, pairs.inputs, found.outputs, found.context
-        others = [head for head in adapter.heads if head not in known]
-
-        @cache
-        def fetch() -> dict[str, Tensor]:
-            if self._weights.value() != weights:
-                raise EvidenceError(
-                    f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
-                )
-            with self._own_conditions():
-                return run_heads(adapter, inputs, context, others)
-
-        count = range(len(inputs.image_of))
-        return [Scores(adapter.heads, pair, known, fetch, target.classes, target.weights) for pair in count]
-
-    @contextmanager
-    def _own_conditions(self) -> Iterator[None]:
-        """The caller's inference_mode and autocast do not reach the model: it runs as it is, in its own precision."""
-        device = next(self.adapter.module.parameters()).device.type
-        with torch.inference_mode(mode=False), torch.no_grad(), torch.autocast(device, enabled=False):
-            yield
-
     def _explain(
-        self,
-        image: Any,
-        text: Any,
-        asked: Asked,
-        jobs: Sequence[Job],
-        *,
-        strict: bool,
-        asking: _Asking,
-        empty: Empty = "raise",
+        self, image: Any, text: Any, asked: Asked, jobs: Sequence[Job], *, strict: bool, **how: Any
     ) -> list[Any]:
-        results: list[Any] = [None] * len(jobs)
-        with self._own_conditions():
+        with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
-            jobs = self._within_region(jobs, asked, pairs)
-            selections = [self._selections(job, pairs) for job in jobs]  # a wrong phrase costs no pass
-            for indices in in_passes(jobs):
-                for index, seen in self._run(pairs, [jobs[index] for index in indices], indices):
-                    made = [
-                        self._one(jobs[index], pairs, seen, pair, selection, asking=asking, empty=empty)
-                        for pair, selection in enumerate(selections[index])
-                    ]
-                    results[index] = made if pairs.many else made[0]
-        return results
+            made = self._making(pairs, **how).explanations(_within_region(jobs, asked, pairs))
+        return [each if pairs.many else each[0] for each in made]
 
-    def _within_region(self, jobs: Sequence[Job], asked: Asked, pairs: Pairs) -> Sequence[Job]:
-        """The jobs with the region laid on each pair's model input."""
-        if asked.region is None:
-            return jobs
-        images = pairs.inputs.images
-        laid = [on_model_input(asked.region, images.placements[image]) for image in pairs.inputs.image_of]
-        weights = torch.from_numpy(np.stack(laid)).to(images.pixel_values.device)
-        return [replace(job, target=job.target.within(weights)) for job in jobs]
-
-    def _run(self, pairs: Pairs, jobs: Sequence[Job], indices: Sequence[int]) -> Iterator[tuple[int, _Pass]]:
-        """One pass for jobs that share a head: for each job's index, what its target gave."""
-        taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
-        targets = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
-        paths = {target.path for target in targets}
-        if "integrated" in paths:
-            found = tuple(integrated(self.adapter, pairs.inputs, taps, target) for target in targets)
-        else:
-            found = capture(self.adapter, pairs.inputs, taps, targets, direct="direct" in paths)
-        seen = {target: self._seen(pairs, target, each) for target, each in zip(targets, found, strict=True)}
-        for job, index in zip(jobs, indices, strict=True):
-            yield index, seen.get(job.target, seen[targets[0]])
-
-    def _selections(self, job: Job, pairs: Pairs) -> list[Selection]:
-        inputs = pairs.inputs
-        tokens = ImageTokens(self.adapter.prefix, self._grid(job, pairs))
-        layouts = inputs.texts.layouts if inputs.texts else (None,) * len(inputs.image_of)
-        return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
-
-    def _grid(self, job: Job, pairs: Pairs) -> tuple[int, int]:
-        """The grid of the blocks that a recipe reads.
-
-        Raises:
-            RecipeError: they have grids of different sizes.
-        """
-        images = pairs.inputs.images
-        grids = {layer: self.adapter.grid(job.recipe.stream, layer, images) for layer in job.layers}
-        if len(set(grids.values())) > 1:
-            raise RecipeError(
-                f"layers={job.recipe.layers!r}: these blocks have grids of different sizes, "
-                + ", ".join(f"{rows} x {columns} in block {layer}" for layer, (rows, columns) in grids.items())
-                + "; choose blocks of one stage"
-            )
-        return next(iter(grids.values()))
-
-    def _one(
-        self,
-        job: Job,
-        pairs: Pairs,
-        seen: _Pass,
-        pair: int,
-        selection: Selection,
-        *,
-        asking: _Asking,
-        empty: Empty,
-    ) -> Explanation:
-        inputs, found = pairs.inputs, seen.found
-        grid = self._grid(job, pairs)
-        attention = job.recipe.site in ATTENTION_SITES
-        if not (attention and job.taps[0] in found.windows):
-            check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
-        answers = None
-        if job.recipe.asks:
-            answers = ask(
-                self.adapter, inputs, job, found, pair, selection, batch=asking.batch, progress=asking.progress
-            )
-        try:
-            made = token_maps(job, found, pair, selection, answers)
-        except NoGradientError as error:
-            if empty == "raise":
-                advice = where_alive(self.adapter, pairs.inputs, job, pair)
-                raise NoGradientError(f"{error}; {advice}") from None
-            made = nothing(selection)
-        raw = made.values.reshape(-1, *grid).cpu().numpy()
-        image = inputs.image_of[pair]
-        picture, image_record = pairs.images[image]
-        return Explanation(
-            tokens=raw[0],
-            recipe=job.recipe,
-            provenance={
-                "schema": SCHEMA,
-                "image": image_record,
-                "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
-                "model": dict(seen.model[attention]),
-                "run": run_record(self.adapter, job, found, pair, selection, grid)
-                | {"class": seen.classes[pair], "asked": questions(job, found, selection)},
-                "versions": dict(versions()),
-                "seed": None,
-            },
-            scores=seen.scores[pair],
-            status=made.statuses[0],
-            image=picture,
-            placement=inputs.images.placements[image],
-            word_maps=_word_maps(selection, raw, made),
-            attachments=pairs.attachments[image],
-        )
+    def _making(self, pairs: Pairs, **how: Any) -> Making:
+        return Making(self.adapter, self.name, self._weights, pairs, **how)
 
 
-def _word_maps(selection: Selection, raw: Any, made: TokenMaps) -> tuple[WordMap, ...]:
-    rows = zip(selection.words, raw[1:], made.statuses[1:], strict=True)
-    return tuple(WordMap(word.text, word.span, word.tokens, tokens, status) for word, tokens, status in rows)
+def _within_region(jobs: Sequence[Job], asked: Asked, pairs: Pairs) -> Sequence[Job]:
+    """The jobs with the region laid on each pair's model input."""
+    if asked.region is None:
+        return jobs
+    images = pairs.inputs.images
+    laid = [on_model_input(asked.region, images.placements[image]) for image in pairs.inputs.image_of]
+    weights = torch.from_numpy(np.stack(laid)).to(images.pixel_values.device)
+    return [replace(job, target=job.target.within(weights)) for job in jobs]

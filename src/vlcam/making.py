@@ -1,0 +1,189 @@
+"""From planned recipes and prepared pairs to explanations: passes, maps, records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vlcam.adapter import ModelAdapter
+from vlcam.asking import BATCH, Progress, ask, questions
+from vlcam.capture import Capture, capture, integrated, run_heads
+from vlcam.errors import EvidenceError, RecipeError
+from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
+from vlcam.explanation import Explanation, WordMap
+from vlcam.geometry import check_grid
+from vlcam.pairing import Pairs
+from vlcam.plan import Job, in_passes
+from vlcam.probe import where_alive
+from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
+from vlcam.recipe import ATTENTION_SITES
+from vlcam.rows import Selection, select
+from vlcam.targets import Scores, Target
+from vlcam.tokens import ImageTokens
+
+__all__ = ["Asking", "Empty", "Making", "own_conditions"]
+
+Empty = Literal["raise", "keep"]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How variants are run for recipes that ask the model again; see `Explainer.explain`."""
+
+    batch: int = BATCH
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one pass gave for one target: the tensors, and what records say of it."""
+
+    found: Capture
+    scores: Sequence[Scores]
+    classes: Sequence[dict[str, Any] | None]
+    model: Mapping[bool, dict[str, Any]]
+
+
+@contextmanager
+def own_conditions(module: nn.Module) -> Iterator[None]:
+    """The caller's inference_mode and autocast do not reach the model: it runs as it is, in its own precision."""
+    device = next(module.parameters()).device.type
+    with torch.inference_mode(mode=False), torch.no_grad(), torch.autocast(device, enabled=False):
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """One call of the user: the model, the pairs, and how they are explained."""
+
+    adapter: ModelAdapter
+    name: str
+    weights: WeightsHash
+    pairs: Pairs
+    asking: Asking = Asking()
+    empty: Empty = "raise"
+
+    def explanations(self, jobs: Sequence[Job]) -> list[list[Explanation]]:
+        """For every job an explanation per pair; jobs that share a head share a pass."""
+        results: list[list[Explanation]] = [[] for _ in jobs]
+        selections = [self._selections(job) for job in jobs]  # a wrong phrase costs no pass
+        for indices in in_passes(jobs):
+            chosen = [jobs[index] for index in indices]
+            for index, job, seen in zip(indices, chosen, self._run(chosen), strict=True):
+                results[index] = [
+                    self._one(job, seen, pair, selection) for pair, selection in enumerate(selections[index])
+                ]
+        return results
+
+    def seen(self, target: Target, found: Capture) -> Seen:
+        """What records say of a pass, besides its tensors."""
+        weights = self.weights.value()
+        records = {
+            tapped: model_record(self.adapter, self.name, weights, attention_tapped=tapped) for tapped in (False, True)
+        }
+        scores = self._scores(target, found, weights)
+        return Seen(found, scores, class_records(self.adapter, target, found), records)
+
+    def _scores(self, target: Target, found: Capture, weights: str) -> list[Scores]:
+        """The scores of every pair; the first that is asked for another head's runs it for all of them."""
+        adapter, inputs, known, context = self.adapter, self.pairs.inputs, found.outputs, found.context
+        others = [head for head in adapter.heads if head not in known]
+
+        @cache
+        def fetch() -> dict[str, Tensor]:
+            if self.weights.value() != weights:
+                raise EvidenceError(
+                    f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
+                )
+            with own_conditions(adapter.module):
+                return run_heads(adapter, inputs, context, others)
+
+        count = range(len(inputs.image_of))
+        return [Scores(adapter.heads, pair, known, fetch, target.classes, target.weights) for pair in count]
+
+    def _run(self, jobs: Sequence[Job]) -> list[Seen]:
+        """One pass for jobs that share a head: for each what its target gave."""
+        taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
+        targets = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
+        paths, inputs = {target.path for target in targets}, self.pairs.inputs
+        if "integrated" in paths:
+            found = tuple(integrated(self.adapter, inputs, taps, target) for target in targets)
+        else:
+            found = capture(self.adapter, inputs, taps, targets, direct="direct" in paths)
+        seen = {target: self.seen(target, each) for target, each in zip(targets, found, strict=True)}
+        return [seen.get(job.target, seen[targets[0]]) for job in jobs]
+
+    def _selections(self, job: Job) -> list[Selection]:
+        inputs = self.pairs.inputs
+        tokens = ImageTokens(self.adapter.prefix, self._grid(job))
+        layouts = inputs.texts.layouts if inputs.texts else (None,) * len(inputs.image_of)
+        return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
+
+    def _grid(self, job: Job) -> tuple[int, int]:
+        """The grid of the blocks that a recipe reads.
+
+        Raises:
+            RecipeError: they have grids of different sizes.
+        """
+        images = self.pairs.inputs.images
+        grids = {layer: self.adapter.grid(job.recipe.stream, layer, images) for layer in job.layers}
+        if len(set(grids.values())) > 1:
+            raise RecipeError(
+                f"layers={job.recipe.layers!r}: these blocks have grids of different sizes, "
+                + ", ".join(f"{rows} x {columns} in block {layer}" for layer, (rows, columns) in grids.items())
+                + "; choose blocks of one stage"
+            )
+        return next(iter(grids.values()))
+
+    def _one(self, job: Job, seen: Seen, pair: int, selection: Selection) -> Explanation:
+        inputs, found, grid = self.pairs.inputs, seen.found, self._grid(job)
+        attention = job.recipe.site in ATTENTION_SITES
+        if not (attention and job.taps[0] in found.windows):
+            check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
+        made = self._maps(job, found, pair, selection)
+        raw = made.values.reshape(-1, *grid).cpu().numpy()
+        image = inputs.image_of[pair]
+        picture, image_record = self.pairs.images[image]
+        own = {"class": seen.classes[pair], "asked": questions(job, found, selection)}
+        return Explanation(
+            tokens=raw[0],
+            recipe=job.recipe,
+            provenance={
+                "schema": SCHEMA,
+                "image": image_record,
+                "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
+                "model": dict(seen.model[attention]),
+                "run": run_record(self.adapter, job, found, pair, selection, grid) | own,
+                "versions": dict(versions()),
+                "seed": None,
+            },
+            scores=seen.scores[pair],
+            status=made.statuses[0],
+            image=picture,
+            placement=inputs.images.placements[image],
+            word_maps=_word_maps(selection, raw, made),
+            attachments=self.pairs.attachments[image],
+        )
+
+    def _maps(self, job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
+        answers, inputs = None, self.pairs.inputs
+        if job.recipe.asks:
+            batch, progress = self.asking.batch, self.asking.progress
+            answers = ask(self.adapter, inputs, job, found, pair, selection, batch=batch, progress=progress)
+        try:
+            return token_maps(job, found, pair, selection, answers)
+        except NoGradientError as error:
+            if self.empty == "keep":
+                return nothing(selection)
+            raise NoGradientError(f"{error}; {where_alive(self.adapter, inputs, job, pair)}") from None
+
+
+def _word_maps(selection: Selection, raw: Any, made: TokenMaps) -> tuple[WordMap, ...]:
+    rows = zip(selection.words, raw[1:], made.statuses[1:], strict=True)
+    return tuple(WordMap(word.text, word.span, word.tokens, tokens, status) for word, tokens, status in rows)
