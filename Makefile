@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint format bench docs train clean
+.PHONY: help demo test lint format bench notebooks docs train clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,15 +33,18 @@ format: $(READY) ## bring the code into its one layout
 bench: $(READY) ## measure cost in units of the model's own forward
 	$(BIN)/python -m benchmarks itm
 
-docs: $(READY) ## remake the measured tables and run the notebooks
-	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
+notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
 	$(BIN)/python docs/run_notebooks.py
+
+docs: notebooks ## remake the measured tables and run the notebooks
+	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 
 train: $(READY) ## train the embedded models from their seeds, under two hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
 	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
 	$(BIN)/python -m training.classifiers --model vit --out runs/tiny-vit
 	$(BIN)/python -m training.publish runs/tiny-vit tiny-vit
+	$(BIN)/python -m training.classifiers --model beit-first --out runs/tiny-beit-first
 	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
 	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
 

@@ -43,7 +43,7 @@ def show(picture: PIL.Image.Image | Figure, width: int | None = None) -> Image:
     """A picture or a figure in 128 colours, which keeps this file small."""
     if isinstance(picture, Figure):
         drawn = io.BytesIO()
-        picture.savefig(drawn, dpi=75)
+        picture.savefig(drawn, dpi=75, bbox_inches="tight")
         picture = PIL.Image.open(drawn)
     buffer = io.BytesIO()
     picture.convert("RGB").quantize(128, kmeans=1).save(buffer, "PNG", optimize=True)
@@ -66,8 +66,8 @@ show(scene.image, width=256)
 ## Who answers, [CLS] or the patches?
 
 The head of this BEiT reads the mean of the patches of the last block. [CLS] is there, takes part in attention, and is
-left out of that mean. The table shows the largest gradient of the logit at every site, for [CLS] and for the patches; at
-`F2` for their rows, which ask. `tiny-vit`, whose head reads [CLS], stands beside it.
+left out of that mean. The table shows the largest gradient of the logit at every site, for [CLS] and for the patches;
+at `F2` for their rows, which ask. `tiny-vit`, whose head reads [CLS], stands beside it.
 """
 
 # %%
@@ -98,8 +98,8 @@ compared(trained, scene.image, "blue star", depth - 2)
 
 # %% [markdown]
 """
-In the last block it is the other way round: where the patches are averaged, [CLS] has no gradient behind attention, nor
-has its row in `F2`. At `F1` both still have one, because every token can be asked. One block earlier everything has one.
+In the last block the two are opposites. Where the patches are averaged, [CLS] has no gradient behind attention, nor has
+its row in `F2`. At `F1` both still have one, because every token can be asked. One block earlier everything has one.
 
 ## Is it the family, or the pooling?
 
@@ -166,6 +166,8 @@ show(vlcam.gallery(asked))
 # %% [markdown]
 """
 ## Where is the blue star?
+
+The default is the same recipe as for a ViT: Grad-CAM at `F1` of the last block.
 """
 
 # %%
@@ -179,8 +181,8 @@ show(exp.overlay(), width=256)
 
 # %% [markdown]
 """
-Every site by every weighting, in the last block. Compare it with the same figure for `tiny-vit`, where all but two rows
-are empty:
+Every site by every weighting, in the last block. In the same figure for `tiny-vit`, in the other notebook, whatever
+needs a gradient behind attention is empty. Here the patches have one at every site.
 """
 
 # %%
@@ -288,15 +290,13 @@ print(f"the same without l1 and l2,                at most {float((before + atte
 
 # %% [markdown]
 """
-Grad-CAM and HiResCAM do not notice: what the activation lacks, the gradient has, and their product is the same on either
-side of the scaling. `eigencam` and `none` take the activation alone and do notice.
+Grad-CAM and HiResCAM do not notice: what the activation lacks, the gradient has, and their product is the same on
+either side of the scaling. `eigencam` and `none` take the activation alone and do notice.
 
 ## Attention received, or attention given?
 
 A row of attention is what a token gives, and it sums to 1; a column is what a token receives. `map_axis` says which one
-becomes the map. For probabilities alone, what a patch gives to all patches is 1 less what it gives to [CLS], divided by
-the number of patches: that map is next to empty. With a gradient both are worth a look, because a patch that asks in the
-last block is also one that the head reads.
+becomes the map: `keys` are the patches that receive, `queries` those that give.
 """
 
 # %%
@@ -307,19 +307,22 @@ both = model.sweep(scene.image, recipes=axes_of_attention, target="blue star")
 given = next(found for found in both if (found.recipe.weighting, found.recipe.map_axis) == ("attention", "queries"))
 to_cls = probabilities[0].mean(0)[1:, 0].reshape(8, 8).numpy()
 apart = np.abs(given.tokens - (1 - to_cls) / to_cls.size).max()
-print(
-    f"attention given to patches, by a patch: {given.tokens.min():.5f} to {given.tokens.max():.5f}, 1/64 = {1 / 64:.5f}"
-)
-print(f"from (1 - what it gives to [CLS]) / 64, at most {apart:.1e}")
+print(f"given to the patches, from (1 - given to [CLS]) / 64: at most {apart:.1e}")
+print(f"raw values of that map: {given.tokens.min():.6f} to {given.tokens.max():.6f}")
 show(vlcam.compare(both, rows="weighting", columns="map_axis"))
 
 # %% [markdown]
 """
+Without a gradient, what a patch gives to all patches together is 1 less what it gives to [CLS]. So that map says
+nothing of the image but how much each patch asks [CLS]. Its picture looks as strong as the others, because `minmax`
+stretches any map from 0 to 1; the raw values tell how much there is. With a gradient both axes are worth a look,
+because in the last block the patches that ask are those that the head reads.
+
 ## Which recipe points at its object?
 
 The pointing game asks, for every object of a scene, whether the highest pixel of its class' map lies on it. Twenty
-scenes are few: a share moves by several hundredths from one draw to the next. `docs/pointing_classes.md` has every named
-recipe on more scenes.
+scenes are few: a share moves by several hundredths from one draw to the next. The benchmark in
+[pointing_classes.md](../docs/pointing_classes.md) has every named recipe on more scenes.
 """
 
 # %%

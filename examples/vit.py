@@ -48,7 +48,7 @@ def show(picture: PIL.Image.Image | Figure, width: int | None = None) -> Image:
     """A picture or a figure in 128 colours, which keeps this file small."""
     if isinstance(picture, Figure):
         drawn = io.BytesIO()
-        picture.savefig(drawn, dpi=75)
+        picture.savefig(drawn, dpi=75, bbox_inches="tight")
         picture = PIL.Image.open(drawn)
     buffer = io.BytesIO()
     picture.convert("RGB").quantize(128, kmeans=1).save(buffer, "PNG", optimize=True)

@@ -677,6 +677,17 @@ def test_attention_of_one_layer_keeps_one_attention_matrix(kind):
         assert set(kept) <= {attention.untyped_storage().data_ptr()}
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_every_named_recipe_works_with_every_implementation_of_attention(kind, implementation):
+    module = models.classifier(kind)
+    module.set_attn_implementation(implementation)
+    model = vlcam.wrap(module)
+    names = [name for name, entry in vlcam.recipes().items() if entry.recipe.stream == "vision"]
+    for exp in model.sweep(models.pixels(), None, names, target=1, empty="keep"):
+        assert exp.tokens.shape == (4, 4)
+        assert exp.status in ("ok", "no positive evidence"), exp.recipe.name
+
+
 # Maps in which there is nothing
 
 

@@ -126,7 +126,9 @@ def test_the_code_on_the_classifier_page_runs_and_prints_what_it_says(tmp_path, 
 
 def test_the_adapters_on_the_adapter_page_work(tmp_path, monkeypatch, capsys):
     page = DOCS / "adapters.md"
-    shown = dict(re.findall(r"`src/(\w+)\.py`[^`]*\n+.*?^```python\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE))
+    shown = dict(
+        re.findall(r"`src/(\w+)\.py`[^`]*\n+.*?^```python\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE)
+    )
     for name, code in shown.items():
         (tmp_path / f"{name}.py").write_text(code)
     installed = tmp_path / "toys-0.1.0.dist-info"

@@ -138,7 +138,10 @@ def test_every_value_of_a_field_that_is_valid_somewhere(field, values):
     assert_valid(model, recipes)
     assert {getattr(recipe, field) for recipe in recipes} == values
     found = model.sweep(models.pixels(), None, recipes, empty="keep")
-    assert all(exp.status in ("ok", "no positive evidence", "zero gradient") for exp in found)
+    # A LayerNorm does not see its input's size, so that gradient times input vanishes before the last one.
+    noise = [exp.recipe for exp in found if exp.status == "rounding noise"]
+    assert all((recipe.site, recipe.weighting) == ("F6", "hirescam") for recipe in noise)
+    assert {exp.status for exp in found} <= {"ok", "no positive evidence", "zero gradient", "rounding noise"}
 
 
 def test_every_head_rule_takes_heads_for_channels_too():

@@ -1,4 +1,4 @@
-"""Every example is a pair: a source that people edit, and the notebook that was made of it. Both say the same, and run."""
+"""Every example is a pair: a source that people edit, and the notebook made from it. They say the same, and run."""
 
 from __future__ import annotations
 

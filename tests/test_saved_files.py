@@ -167,9 +167,12 @@ def test_every_named_recipe_verifies(model, photo, tmp_path, recipe):
     assert outcome.differences == ()
 
 
-def test_the_named_recipes_that_fit_are_all_but_legrad(model):
-    # BLIP does not say how it would read a single block.
-    assert fitting(model.adapter) == [name for name in vlcam.recipes() if name != "legrad"]
+def test_of_the_recipes_of_one_pass_all_fit_but_legrad(model):
+    entries = vlcam.recipes().items()
+    cheap = [name for name, e in entries if not e.recipe.asks and e.recipe.gradient_path != "integrated"]
+    assert fitting(model.adapter) == [name for name in cheap if name != "legrad"]
+    with pytest.raises(vlcam.RecipeError, match="BlipItmHF does not say how target 'itm' is read"):
+        model.explain(models.pixels(), TEXT, "legrad")
 
 
 def test_the_second_of_two_equal_phrases_verifies(model, photo, tmp_path):

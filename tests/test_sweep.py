@@ -66,16 +66,18 @@ def backwards(monkeypatch):
     return runs
 
 
+def assert_same_map(found, alone, share):
+    np.testing.assert_allclose(found.tokens, alone.tokens, rtol=0, atol=share * np.abs(alone.tokens).max())
+    assert found.status == alone.status
+
+
 def assert_same_explanation(found, alone, share=1e-6):
     assert found.recipe == alone.recipe
     assert found.recipe.name == alone.recipe.name
-    assert found.status == alone.status
-    np.testing.assert_allclose(
-        found.tokens, alone.tokens, rtol=0, atol=share * np.abs(alone.tokens).max(), err_msg=alone.recipe.name
-    )
-    assert list(found.words) == list(alone.words)
-    for word in alone.words:
-        assert_same_explanation(found.words[word], alone.words[word], share)
+    assert_same_map(found, alone, share)
+    assert [word.word for word in found.word_maps] == [word.word for word in alone.word_maps]
+    for one, other in zip(found.word_maps, alone.word_maps, strict=True):
+        assert_same_map(one, other, share)
     was, now = (dict(each.provenance) for each in (alone, found))
     for run in (was, now):
         run["run"] = {key: value for key, value in run["run"].items() if key != "target_value"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 
 import models
 import numpy as np
@@ -14,8 +15,8 @@ from PIL import Image
 from timm.models.swin_transformer import SwinTransformer as TimmSwin
 from timm.models.swin_transformer_v2 import SwinTransformerV2 as TimmSwinV2
 from torch import nn
-from torchvision.models import SwinTransformer as TorchvisionSwin
 from torchvision.models import Swin_T_Weights
+from torchvision.models import SwinTransformer as TorchvisionSwin
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 from torchvision.transforms._presets import ImageClassification
 from transformers import SwinConfig, SwinForImageClassification, SwinModel, Swinv2Config, Swinv2ForImageClassification
@@ -127,9 +128,12 @@ def norms_of(layer):
 
 def block_inputs(adapter, pixels):
     """The input of every block in raster order, [I, N, C], from a run without any of our hooks."""
-    seen, handles = [], []
-    for layer in layers_of(adapter):
-        handles.append(layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())))
+    seen = []
+
+    def keep(_, args):
+        seen.append(args[0].detach())
+
+    handles = [layer.register_forward_pre_hook(keep) for layer in layers_of(adapter)]
     with torch.no_grad(), adapter.running():
         adapter.trunk(inputs_of(adapter, pixels))
     for handle in handles:
@@ -248,7 +252,7 @@ def values_and_projection(layer):
     if attend is None and hasattr(layer.attention, "o_proj"):
         return layer.attention.v_proj, layer.attention.o_proj
     if attend is None:
-        return getattr(layer.attention, "self").value, layer.attention.output.dense
+        return layer.attention.self.value, layer.attention.output.dense
     bias = attend.v_bias if hasattr(attend, "v_bias") else attend.qkv.bias.chunk(3)[2]
     return lambda tokens: nn.functional.linear(tokens, attend.qkv.weight.chunk(3)[2], bias), attend.proj
 
@@ -264,7 +268,7 @@ def test_attention_times_values_is_what_is_projected(library, version, size):
         attention = at(found.activations, "F2", layer)
         assert attention.shape == (2, len(order), heads, 16, 16)
         close(attention.sum(-1), torch.ones(2, len(order), heads, 16).double())
-        read = at(found.activations, "F1", layer) if version == 1 else read  # noqa: PLW2901
+        read = at(found.activations, "F1", layer) if version == 1 else read
         to_values, project = values_and_projection(layers_of(adapter)[layer])
         wanted = torch.full_like(at(found.activations, "F3", layer), torch.nan)
         for number, each in enumerate(order):
@@ -360,6 +364,23 @@ def test_gradients_are_those_of_a_run_without_our_hooks(version):
         torch.testing.assert_close(gradient, wanted.reshape(gradient.shape), atol=1e-10, rtol=1e-8)
 
 
+def ends_of(adapter, pixels, module, direction, step):
+    """The logit of class 1 with the output of a module moved; the direction is drawn to fit and handed out."""
+
+    def nudge(_, __, output):
+        first = output[0] if isinstance(output, tuple) else output
+        torch.manual_seed(1)
+        direction.append(torch.randn_like(first))
+        moved = first + step * direction[-1]
+        return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+    handle = module.register_forward_hook(nudge)
+    with torch.no_grad(), adapter.running():
+        end = adapter.trunk(inputs_of(adapter, pixels))[0, 1]
+    handle.remove()
+    return end
+
+
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_a_gradient_is_the_slope_of_the_logit(library):
     """Finite differences, at every site that is the output of a module."""
@@ -370,25 +391,13 @@ def test_a_gradient_is_the_slope_of_the_logit(library):
         reading = adapter.anatomy.stream("vision").reading(tap.layer, tap.site)
         if reading.how != "output":
             continue
-        raw, ends = [], []
-        for step in (1e-5, -1e-5):
-
-            def nudge(_, __, output, step=step):
-                first = output[0] if isinstance(output, tuple) else output
-                torch.manual_seed(1)
-                raw.append(torch.randn_like(first))
-                moved = first + step * raw[-1]
-                return (moved, *output[1:]) if isinstance(output, tuple) else moved
-
-            handle = reading.module.register_forward_hook(nudge)
-            with torch.no_grad(), adapter.running():
-                ends.append(adapter.trunk(inputs_of(adapter, pixels))[0, 1])
-            handle.remove()
-        moved = raw[0]
+        direction = []
+        up, down = (ends_of(adapter, pixels, reading.module, direction, step) for step in (1e-5, -1e-5))
+        moved = direction[0]
         if tap.site == "F3" and moved.ndim == 3:
             moved = found.windows[tap].raster(moved)
-        slope = (ends[0] - ends[1]) / 2e-5
-        torch.testing.assert_close(slope, (gradient * moved.reshape(gradient.shape)).sum(), atol=1e-6, rtol=1e-5)
+        slope = (gradient * moved.reshape(gradient.shape)).sum()
+        torch.testing.assert_close((up - down) / 2e-5, slope, atol=1e-6, rtol=1e-5)
 
 
 # Which cell is which
@@ -416,33 +425,24 @@ def test_only_the_cell_of_the_changed_patch_moves(library, version):
 
 
 @each_kind
-def test_a_hot_token_comes_back_at_its_place(library, version):
-    adapter = wrapped(made(library, version)).adapter
-    pixels = pixels_of((40, 32), 1)
-    for layer in (0, 1, 3):
-        layer_module = layers_of(adapter)[layer]
-        reading = adapter.anatomy.stream("vision").reading(layer, "F3")
-        order = slow_windows(windows_of(adapter, pixels, layer))
-        count = 20 if layer == 3 else 80
-        for token in (0, 7, count - 1):
-            (number,) = [n for n, each in enumerate(order) if token in each]
-            place = order[number].index(token)
+@pytest.mark.parametrize(("layer", "columns", "count"), [(0, 8, 80), (1, 8, 80), (3, 4, 20)])
+def test_a_hot_token_comes_back_at_its_place(library, version, layer, columns, count):
+    adapter, pixels = wrapped(made(library, version)).adapter, pixels_of((40, 32), 1)
+    module = adapter.anatomy.stream("vision").reading(layer, "F3").module
+    order = slow_windows(windows_of(adapter, pixels, layer))
+    for token in (0, columns + 1, count - 1):
+        (window,) = [each for each in order if token in each]
 
-            def heat(_, __, output, number=number, place=place, token=token):
-                first = (output[0] if isinstance(output, tuple) else output).clone()
-                where = (number, place) if first.ndim == 3 else (0, token // 8 if first.shape[2] == 8 else token // 4)
-                where = where if first.ndim == 3 else (*where, token % first.shape[2])
-                first[where] += 1000
-                return (first, *output[1:]) if isinstance(output, tuple) else first
+        def heat(_, __, output, token=token, window=window):
+            first = (output[0] if isinstance(output, tuple) else output).clone()
+            in_order = (order.index(window), window.index(token))
+            first[in_order if first.ndim == 3 else (0, token // columns, token % columns)] += 1000
+            return (first, *output[1:]) if isinstance(output, tuple) else first
 
-            handle = reading.module.register_forward_hook(heat)
-            try:
-                found = at(captured(adapter, pixels, "F3").activations, "F3", layer)
-            finally:
-                handle.remove()
-            hot = torch.nonzero(found[0].amin(-1) > 500).flatten().tolist()
-            assert hot == [token]
-        assert isinstance(layer_module, nn.Module)
+        handle = module.register_forward_hook(heat)
+        found = at(captured(adapter, pixels, "F3").activations, "F3", layer)
+        handle.remove()
+        assert torch.nonzero(found[0].amin(-1) > 500).flatten().tolist() == [token]
 
 
 # The model is left as found
@@ -456,7 +456,7 @@ def sizes_in(module):
     ]
 
 
-def breaking(output):
+def breaking(_):
     raise ZeroDivisionError("as a test")
 
 
@@ -522,14 +522,14 @@ def test_gradient_checkpointing_of_timm_is_off_while_it_runs():
 def test_the_last_grid_of_a_wide_image_is_used_whole(library, version):
     """B46: 64 x 32 at patch 4 and two stages is 8 x 4."""
     model = wrapped(made(library, version))
-    for site, recipe in [("F3", "pgc-hirescam"), ("F6", "pgc-hirescam"), ("F2", "raw-attention")]:
+    for site, recipe in [("F3", "pgc-layercam"), ("F6", "pgc-layercam"), ("F2", "raw-attention")]:
         found = model.explain(pixels_of((64, 32), 1)[0], recipe=recipe, site=site, relu="none")
         assert found.tokens.shape == (8, 4)
         assert np.all(found.tokens != 0)
         assert found.provenance["run"]["grid"] == [8, 4]
         assert found.provenance["run"]["prefix_tokens"] == []
         assert found.heatmap.shape == (64, 32)
-    assert model.explain(pixels_of((64, 32), 1)[0], recipe="pgc-hirescam", site="F6", layer=1).tokens.shape == (16, 8)
+    assert model.explain(pixels_of((64, 32), 1)[0], recipe="pgc-layercam", site="F6", layer=1).tokens.shape == (16, 8)
 
 
 @each_kind
@@ -546,8 +546,8 @@ def test_padding_has_no_cell(library, version):
 def test_the_smallest_size_of_transformers_is_stated():
     model = wrapped(made("hf", 1))
     message = (
-        r"image size \(40, 24\): stage 1 would have a grid of 5 x 3, and transformers' Swin takes none smaller than its "
-        "window, 4 x 4; give images of at least 28 x 28 pixels"
+        r"image size \(40, 24\): stage 1 would have a grid of 5 x 3, and transformers' Swin takes none smaller "
+        "than its window, 4 x 4; give images of at least 28 x 28 pixels"
     )
     with pytest.raises(vlcam.InputError, match=message):
         model.explain(pixels_of((40, 24), 1)[0], recipe="pgc-gradcam")
@@ -578,10 +578,20 @@ def test_timm_takes_other_sizes_where_asked():
     assert not any(block.dynamic_mask for block in layers_of(asked.adapter))
 
 
+def test_a_timm_that_makes_masks_for_one_size_is_not_asked_for_others():
+    module = made("timm", 1)
+    del layers_of(vlcam.wrap(module).adapter)[1].dynamic_mask
+    assert vlcam.wrap(module).adapter.sizes.others is False
+    with pytest.raises(vlcam.AdapterError, match="this version of timm makes the masks of shifted windows for one size"):
+        vlcam.wrap(module, dynamic_img_size=True)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_timm_with_windows_that_are_not_square(version):
     module = made("timm", version)
-    module.set_input_size(img_size=(64, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as timm resizes its table of positions
+        module.set_input_size(img_size=(64, 32))
     adapter, pixels = vlcam.wrap(module).adapter, pixels_of((64, 32))
     assert windows_of(adapter, pixels, 1) == Windows((16, 8), (8, 4), (4, 2))
     found = captured(adapter, pixels, *SITES)
@@ -726,30 +736,26 @@ def test_heads_as_channels(library, layer, weighting):
     np.testing.assert_allclose(found.tokens, wanted, rtol=1e-5, atol=1e-6 * abs(found.tokens).max())
 
 
+CHOICES = (
+    {"recipe": "pgc-layercam", "site": "F3", "relu": "none"},
+    {"recipe": "pgc-layercam", "site": "F6", "layer": 1},
+    {"recipe": "attn-gradcam", "layer": 1},
+)
+
+
 @each_kind
 def test_three_images_are_three_times_one(library, version):
     model, images = wrapped(made(library, version)), pixels_of((40, 32), 3)
-    for recipe, choices in [
-        ("pgc-layercam", {"site": "F3"}),
-        ("attn-gradcam", {"layer": 1}),
-        ("pgc-hirescam", {"site": "F6", "layer": 1}),
-    ]:
-        together = (
-            model.explain(images, recipe=recipe, target=1, relu="none", **choices)
-            if recipe != "attn-gradcam"
-            else (model.explain(images, recipe=recipe, target=1, **choices))
-        )
-        for one, image in zip(together, images, strict=True):
-            alone = model.explain(
-                image, recipe=recipe, target=1, **choices, **({} if recipe == "attn-gradcam" else {"relu": "none"})
-            )
+    for choices in CHOICES:
+        for one, image in zip(model.explain(images, target=1, **choices), images, strict=True):
+            alone = model.explain(image, target=1, **choices)
             np.testing.assert_allclose(one.tokens, alone.tokens, rtol=1e-3, atol=1e-5 * abs(alone.tokens).max())
 
 
 @each_kind
 def test_several_classes_of_one_image(library, version):
     model, image = wrapped(made(library, version)), pixels_of((40, 32), 1)[0]
-    for choices in ({"recipe": "pgc-layercam", "site": "F3"}, {"recipe": "attn-gradcam", "layer": 1}):
+    for choices in CHOICES:
         together = model.explain(image, target=[0, 1], **choices)
         for label, one in enumerate(together):
             alone = model.explain(image, target=label, **choices)
@@ -759,7 +765,7 @@ def test_several_classes_of_one_image(library, version):
 @each_kind
 def test_half_precision_is_finite(library, version):
     model = wrapped(made(library, version).to(torch.bfloat16))
-    for choices in ({"recipe": "pgc-gradcam", "site": "F3"}, {"recipe": "attn-gradcam", "layer": 1}):
+    for choices in CHOICES:
         assert np.isfinite(model.explain(pixels_of((40, 32), 1)[0], target=1, **choices).tokens).all()
 
 
@@ -868,12 +874,12 @@ def test_legrad_reads_blocks_of_the_last_stage(library, version):
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_the_direct_path_needs_a_norm_before_attention(library):
     image = pixels_of((40, 32), 1)[0]
-    found = wrapped(made(library, 1)).explain(image, recipe="pgc-layercam", site="F6", layer=1, gradient_path="direct")
+    found = wrapped(made(library, 1)).explain(image, recipe="agcam", layer=1, layer_rule="single")
     assert found.tokens.shape == (10, 8)
     with pytest.raises(
         vlcam.UnknownNameError, match=r"F1 of vision block 0 does not exist: the block is res-post-norm"
     ):
-        wrapped(made(library, 2)).explain(image, recipe="pgc-layercam", site="F6", gradient_path="direct")
+        wrapped(made(library, 2)).explain(image, recipe="agcam", layer=1, layer_rule="single")
 
 
 # Which models
@@ -888,9 +894,7 @@ def test_the_adapter_is_found_and_says_what_it_sees(library, version):
     lacking = {"F1", "F4"} if version == 2 else set()
     lacking |= {"F3_HEADS"} if library == "torchvision" else set()
     assert set(SITES) - set(stream.blocks[0].sites) == lacking == set(stream.blocks[0].lacks)
-    assert stream.tokens == "8 x 8 patches in blocks 0-1, 4 x 4 in blocks 2-3, in raster order" or (
-        library == "torchvision" and stream.tokens.startswith("8 x 8 patches in blocks 0-1")
-    )
+    assert stream.tokens == "8 x 8 patches in blocks 0-1, 4 x 4 in blocks 2-3, in raster order"
     notes = " ".join(model.anatomy.notes)
     for said in ("attend within windows, shifted in block", "padded to whole windows", "merged", "mean of all tokens"):
         assert said in notes
@@ -907,7 +911,7 @@ def test_sites_that_are_missing_have_reasons():
         )
         with pytest.raises(vlcam.UnknownNameError, match=message):
             wrapped(made(library, 2)).explain(image, recipe="pgc-gradcam")
-    with pytest.raises(vlcam.UnknownNameError, match="F3_HEADS of vision block 3 .* inside a function"):
+    with pytest.raises(vlcam.UnknownNameError, match=r"F3_HEADS of vision block 3 .* inside a function"):
         wrapped(made("torchvision", 1)).explain(image, recipe="pgc-gradcam", site="F3_HEADS")
 
 
@@ -921,7 +925,7 @@ def test_other_variants_are_refused():
     assert SwinTimm.loads({"architecture": "swinv2_tiny_window8_256"})
     assert SwinTimm.loads({"architecture": "swin_s3_tiny_224"})
     assert not VitTimm.loads({"architecture": "swin_tiny_patch4_window7_224"})
-    with pytest.raises(vlcam.AdapterError, match="no adapter accepts .*SwinModel"):
+    with pytest.raises(vlcam.AdapterError, match=r"no adapter accepts .*SwinModel"):
         vlcam.wrap(SwinModel(made("hf", 1).config))
     with pytest.raises(
         vlcam.AdapterError, match=r"expected SwinForImageClassification or Swinv2ForImageCl.*, found Lin"
@@ -949,7 +953,7 @@ def test_models_without_classes_are_refused():
 def test_blocks_that_are_not_known_are_refused():
     module = made("timm", 1)
     module.layers[1].blocks[0] = nn.Identity()
-    with pytest.raises((vlcam.AdapterError, AttributeError), match="block 2 is of class torch"):
+    with pytest.raises(vlcam.AdapterError, match="block 2 is of class torch"):
         vlcam.wrap(module)
     module = made("torchvision", 1)
     module.features[1][1] = nn.Identity()
@@ -1009,7 +1013,7 @@ def test_torchvision_takes_weights_or_their_transforms():
     assert model.explain(PHOTO, recipe="pgc-layercam", target="c").tokens.shape == (5, 5)
     with pytest.raises(vlcam.InputError, match=r"for example vlcam\.wrap\(model, Swin_T_Weights\.DEFAULT\)"):
         vlcam.wrap(module).explain(PHOTO, recipe="pgc-layercam")
-    with pytest.raises(vlcam.AdapterError, match="has 1000|names 1000 classes, but the model has 5"):
+    with pytest.raises(vlcam.AdapterError, match="names 1000 classes, but the model has 5"):
         vlcam.wrap(module, Swin_T_Weights.DEFAULT)
-    with pytest.raises(vlcam.AdapterError, match="weights = Swin_T_Weights.DEFAULT, model = swin_t"):
+    with pytest.raises(vlcam.AdapterError, match=r"weights = Swin_T_Weights\.DEFAULT, model = swin_t"):
         SwinTorchvision.load("anywhere", local=True)

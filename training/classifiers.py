@@ -1,6 +1,7 @@
 """Trains `tiny-vit` and `tiny-beit`: image classifiers that know coloured shapes.
 
-`python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed.
+`python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed;
+`tiny-beit` takes two runs, `beit-first` and then `beit`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,21 @@ class Plan:
     measure: int = 1000
 
 
-PLANS = {"vit": Plan(), "beit": Plan(model="beit")}
+PLANS = {
+    "vit": Plan(),
+    "beit-first": Plan(model="beit", stop=2000),
+    "beit": Plan(
+        model="beit",
+        start="runs/tiny-beit-first",
+        seed=2_000_003,
+        steps=1200,
+        vision_steps=100,
+        warmup=100,
+        rate=1e-3,
+        vacant=0.5,
+        measure=400,
+    ),
+}
 
 
 class GatedAttention:
@@ -376,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name != "model":
             parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
     given = vars(parser.parse_args(arguments))
-    out, threads = given.pop("out"), given.pop("threads")
+    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("model")]
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
@@ -385,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
     )
     changed = {name: value for name, value in given.items() if value is not None}
-    train(replace(PLANS[given["model"]], **changed), out)
+    train(replace(plan, **changed), out)
 
 
 if __name__ == "__main__":

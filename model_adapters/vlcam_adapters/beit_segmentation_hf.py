@@ -59,7 +59,7 @@ class BeitSegmentationHF(BeitBase):
             return super().logits(pixel_values)
 
     @property
-    def read_blocks(self) -> tuple[int, ...]:
+    def blocks_read(self) -> tuple[int, ...]:
         """The blocks whose outputs the decoder reads; -1 for what goes into the first.
 
         transformers counts them from the embeddings, and takes the one before each of `out_indices`.
@@ -71,7 +71,7 @@ class BeitSegmentationHF(BeitBase):
     @property
     def reading_notes(self) -> Sequence[str]:
         """Which blocks the decoder reads, and what therefore has no gradient."""
-        config, read = self.module.config, sorted(set(self.read_blocks))
+        config, read = self.module.config, sorted(set(self.blocks_read))
         deepest, last = read[-1], config.num_hidden_layers - 1
         notes = [
             f"the decoder reads the patches behind {_blocks([block for block in read if block >= 0])} (out_indices "

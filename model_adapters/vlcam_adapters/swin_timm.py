@@ -118,13 +118,14 @@ class SwinTimm(TimmClassifier):
             yield
 
     def _stacked(self) -> Stack:
+        blocks = tuple(_block(block, number) for number, block in enumerate(self._layers))
         notes = list(windowed_notes([any(block.shift_size) for block in self._layers]))
         if self.module.global_pool in ("avg", "fast", "fastavg"):
             notes.append(MEAN_OF_ALL)
         if isinstance(self.module, SwinTransformerV2):
             notes.append(BEFORE_NORM)
         return Stack(
-            tuple(_block(block, number) for number, block in enumerate(self._layers)),
+            blocks,
             int(self.module.num_features),
             int(self._layers[-1].attn.num_heads),
             (*notes, CHECKPOINTING),
@@ -134,6 +135,11 @@ class SwinTimm(TimmClassifier):
 
 def _sizes(module: Any, *, asked: bool) -> ImageSizes:
     embed = module.patch_embed
+    if asked and not all(hasattr(block, "dynamic_mask") for stage in module.layers for block in stage.blocks):
+        raise AdapterError(
+            "dynamic_img_size=True: this version of timm makes the masks of shifted windows for one size; update timm, "
+            "or call model.set_input_size(img_size=(height, width)) before you wrap it"
+        )
     others = asked or not embed.strict_img_size
     return ImageSizes(tuple(embed.patch_size), tuple(embed.img_size), others, _REMEDY, positions=False)
 

@@ -65,13 +65,17 @@ class Capture:
             raise EvidenceError(f"the target does not depend on {tap}")
         return found
 
-    def alive(self, tap: Tap, pair: int, indices: Sequence[int], axis: int) -> bool:
-        """Whether the gradient at a tap is not zero for all of a pair's rows `indices` of an axis."""
-        key = (tap, pair, indices if isinstance(indices, range) else tuple(indices), axis)
+    def alive(self, tap: Tap, pair: int, used: Mapping[int, Sequence[int]]) -> bool:
+        """Whether the gradient of a pair at a tap is not zero everywhere in what is used: indices by axis."""
+        chosen = {axis: own if isinstance(own, range) else tuple(own) for axis, own in used.items()}
+        key = (tap, pair, *chosen.items())
         gradient = self.gradients[tap]
         if gradient is not None and key not in self.known:
+            part = gradient[pair : pair + 1]
+            for axis, indices in chosen.items():
+                part = taken(part, indices, axis)
             # Several times faster than any(); NaN counts as alive, and is refused with the map.
-            self.known[key] = bool(taken(gradient[pair : pair + 1], indices, axis).abs().amax())
+            self.known[key] = bool(part.abs().amax())
         return self.known.get(key, False)
 
 

@@ -320,7 +320,7 @@ _FEATURE_ENTRIES = (
         _GSCORECAM,
         "anguyen8/gScoreCAM 87c35a1, pytorch_grad_cam/grad_cam.py with is_transformer",
         notes="Published for CLIP's similarity logit: the class token's gradient weights the channels of the last "
-        "block's output, where patches have none. A model that pools patches needs another choice.",
+        "block's output, where patches have none.",
     ),
     _entry(
         _FEATURES.replace(name="gradeclip-gradcam-baseline", site="F6", layers=(-2,), gradient_tokens="all"),

@@ -28,6 +28,7 @@ from vlcam.asking import Progress
 from vlcam.catalogue import named
 from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, VlcamError
 from vlcam.explanation import Explanation
+from vlcam.grid import fitting
 from vlcam.provenance import versions
 from vlcam.recipe import Recipe
 
@@ -158,12 +159,14 @@ def sweep(
     chosen: list[str | Recipe] | None = [_read_recipe(each) for each in recipe] if recipe else None
     if grid:
         chosen = [*vlcam.all_recipes(loaded, layers=layer or "last")]
+    base = "-".join(filter(None, (image.stem, "sweep", _slug(target))))
+    files = {"figure": out / f"{base}.png", "table": out / f"{base}.json"}
+    names = [one if isinstance(one, str) else one.name for one in chosen or fitting(loaded.adapter)]
+    each = {name: out / f"{base}-{_slug(name)}.png" for name in names} if save else {}
+    _refuse_existing(files | each, overwrite=overwrite)
     with _bar() as progress:
         found = loaded.sweep(str(image), text, chosen, target=_target(target), empty="keep", progress=progress)
     make_folder(out)
-    files = {"figure": out / f"{image.stem}-sweep.png", "table": out / f"{image.stem}-sweep.json"}
-    each = {e.recipe.name: out / f"{image.stem}-{_slug(e.recipe.name)}.png" for e in found} if save else {}
-    _refuse_existing(files | each, overwrite=overwrite)
     table = [_line(explanation) for explanation in found]
     figure = vlcam.compare(found) if grid and len(layer or "1") == 1 else vlcam.gallery(found)
     try:
@@ -333,8 +336,9 @@ def _write(
     explanation: Explanation, out: Path, stem: str, *, words: bool, alpha: float, overwrite: bool
 ) -> dict[str, Path]:
     make_folder(out)
-    phrase = explanation.provenance["run"]["phrase"]
-    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(phrase))))
+    run = explanation.provenance["run"]
+    about = run["phrase"] if explanation.text is not None else explanation.subject.removeprefix("class ")
+    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(about))))
     files = {kind: out / f"{base}{ending}" for kind, ending in _ENDINGS.items()}
     if words:
         files |= {

@@ -102,7 +102,7 @@ def _of_one_subject(explanations: Sequence[Explanation]) -> Explanation:
     images = {explanation.provenance["image"]["sha256"] for explanation in explanations}
     subjects = {explanation.subject for explanation in explanations}
     if len(images) > 1 or len(subjects) > 1:
-        raise InputError(f"{len(images)} images and the subjects {listing(subjects)}: compare recipes on one of each")
+        raise InputError(f"images: {len(images)}, subjects: {listing(subjects)}; compare recipes on one of each")
     return explanations[0]
 
 

@@ -250,26 +250,29 @@ def _by_token(job: Job, found: Capture, pair: int, number: int, attention: Tenso
 def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bool, ...]:
     """For the main map and every word: whether any gradient that it uses is not zero."""
     recipe, taps = job.recipe, job.gradient_taps
+    count = len(selection.all_rows)
     if not recipe.needs_gradient:
-        return (True,) * len(selection.all_rows)
+        return (True,) * count
     if recipe.layer_rule in CARRIED:
-        return (found.alive(taps[-1], pair, selection.rows, 2),)
-    if recipe.layer_rule in FLOWS:
-        return (any(found.alive(tap, pair, (0,), 0) for tap in taps),) * len(selection.all_rows)
-    if any(tap in found.windows for tap in job.taps):
-        return (any(found.alive(tap, pair, (0,), 0) for tap in taps),)
+        return (found.alive(taps[-1], pair, {2: selection.rows, 3: selection.cells}),)
+    if recipe.layer_rule in FLOWS or recipe.gradient_tokens == "all" or any(tap in found.windows for tap in job.taps):
+        return (any(found.alive(tap, pair, {}) for tap in taps),) * count
     if recipe.site in ATTENTION_SITES:
-        axis = 3 if recipe.map_axis == "queries" else 2
-        return tuple(any(found.alive(tap, pair, rows, axis) for tap in taps) for rows in selection.all_rows)
+        rows, cells = (3, 2) if recipe.map_axis == "queries" else (2, 3)
+        return tuple(
+            any(found.alive(tap, pair, {rows: chosen, cells: selection.cells}) for tap in taps)
+            for chosen in selection.all_rows
+        )
     used = selection.pool if recipe.weighting in POOLED else selection.cells
-    return (any(found.alive(tap, pair, used, 1) for tap in taps),)
+    return (any(found.alive(tap, pair, {1: used}) for tap in taps),)
 
 
 def _used(recipe: Recipe, selection: Selection) -> str:
     """The tokens whose gradient a recipe uses, in words."""
     if selection.rows:
         return "every row" if recipe.layer_rule in FLOWS else f"rows {_short(selection.rows)}"
-    return f"the {recipe.gradient_tokens if recipe.weighting in POOLED else 'patches'} tokens"
+    chosen = recipe.gradient_tokens if recipe.weighting in POOLED else "patches"
+    return {"cls": "the class token", "patches": "the patches", "all": "all tokens"}[chosen]
 
 
 def _short(rows: Sequence[int]) -> str:

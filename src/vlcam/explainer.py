@@ -185,12 +185,15 @@ class Explainer:
         changes = dict(asked.changes)
         if scale is not None:
             changes["scale"] = scale
-        described = plan(self.adapter, "pgc-gradcam", changes, custom=asked.custom, classes=asked.classes)
+        described = plan(
+            self.adapter, "pgc-gradcam", changes, custom=asked.custom, classes=asked.classes, region=asked.region
+        )
         indices = self.anatomy.stream(stream).indices(block_numbers(layers))
         with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
             taps = [Tap(stream, index, site) for index in indices]
-            (found,) = capture(self.adapter, pairs.inputs, taps, [described.target])
+            (job,) = _within_region([described], asked, pairs)
+            (found,) = capture(self.adapter, pairs.inputs, taps, [job.target])
         return found
 
     def scores(self, image: Any, text: Any = None, *, strict: bool = False) -> Any:

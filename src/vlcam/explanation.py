@@ -307,7 +307,7 @@ class Words(Mapping[str, Explanation]):
         own = {
             "dropped": [part for part in run["dropped"] if part["what"] != "text rows"],
             "phrase": word.word,
-            "occurrence": _occurrence(whole.subject, word),
+            "occurrence": _occurrence(whole.text or "", word),
             "span": list(word.span),
             "rows": list(word.rows),
         }

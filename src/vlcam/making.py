@@ -160,7 +160,7 @@ class Making:
                 "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
                 "model": dict(seen.model[attention]),
                 "run": run_record(self.adapter, job, found, pair, selection, grid) | own,
-                "versions": dict(versions()),
+                "versions": dict(versions(self.adapter.library)),
                 "seed": None,
             },
             scores=seen.scores[pair],

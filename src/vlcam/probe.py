@@ -48,7 +48,10 @@ def where_alive(adapter: ModelAdapter, inputs: Inputs, job: Job, pair: int) -> s
         ]
     if clauses:
         return f"in this model {'; '.join(clauses)}"
-    return f"in this model no block of {stream.name} carries one at {site} for {job.target.label}"
+    return (
+        f"in this model no block of {stream.name} carries one at {site} for {job.target.label}, as with a head that is "
+        "all zeros because it was never trained"
+    )
 
 
 def _everything(adapter: ModelAdapter, inputs: Inputs, job: Job, stream: StreamAnatomy) -> Capture:

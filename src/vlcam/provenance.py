@@ -128,18 +128,20 @@ def class_records(adapter: ModelAdapter, target: Target, found: Capture) -> list
     for pair, index in enumerate(explained_classes(output, target.classes).tolist()):
         named = target.classes[pair if len(target.classes) > 1 else 0] is not None
         label = adapter.labels[index] if index < len(adapter.labels) else None
-        record = {"index": index, "label": label, "chosen": "as given" if named else "highest logit"}
-        if adapter.heads[target.head] == "pixels":
+        pixels = adapter.heads[target.head] == "pixels"
+        most = "most pixels" if pixels else "highest logit"
+        record = {"index": index, "label": label, "chosen": "as given" if named else most}
+        if pixels:
             record["region"] = None if target.region is None else target.region.to_dict()
         records.append(record)
     return records
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that take part."""
+def versions(library: str = "") -> dict[str, str]:
+    """Versions of Python and of the packages that take part, the model's `library` among them."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in dict.fromkeys((*_PACKAGES, *filter(None, [library]))):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

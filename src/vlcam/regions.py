@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from vlcam.geometry import Placement
 __all__ = ["Region", "on_model_input"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Region:
     """Part of an image, in pixels of the original.
 
@@ -35,8 +36,17 @@ class Region:
         """
         if (self.box is None) == (self.mask is None):
             raise InputError("a region is a box or a mask: Region(box=(x0, y0, x1, y1)) or Region.of(mask)")
-        if self.box is not None and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
-            raise InputError(f"box={self.box}: give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels of the image")
+        if self.mask is not None and not isinstance(self.mask, tuple):
+            raise InputError(f"mask of type {type(self.mask).__name__}: Region.of(mask) takes arrays and lists")
+        if self.box is not None:
+            object.__setattr__(self, "box", _checked_box(self.box))
+
+    def __repr__(self) -> str:
+        """The box, or how large the mask is and how many pixels are inside."""
+        if self.mask is None:
+            return f"Region(box={self.box})"
+        inside = sum(map(sum, self.mask))
+        return f"Region.of(<mask of {len(self.mask)} x {len(self.mask[0])} with {inside} pixels inside>)"
 
     @classmethod
     def of(cls, mask: Any) -> Region:
@@ -45,7 +55,7 @@ class Region:
         Raises:
             InputError: not two axes, or nothing inside.
         """
-        array = np.asarray(mask) != 0
+        array = np.asarray(getattr(mask, "cpu", lambda: mask)()) != 0  # a tensor may be on another device
         if array.ndim != 2 or not array.any():
             raise InputError(
                 f"a mask of shape {array.shape} with {int(array.sum())} pixels inside: give [H, W] with some"
@@ -103,3 +113,17 @@ def on_model_input(region: Region, placement: Placement) -> NDArray[np.float32]:
             f"{placement.original} (rows, columns), or between two of its pixels"
         )
     return inside.astype(np.float32)
+
+
+def _checked_box(box: Any) -> tuple[float, float, float, float]:
+    """A box as the user gave it, in floats.
+
+    Raises:
+        InputError: not four finite numbers, or nothing between them.
+    """
+    found: tuple[float, ...] = ()
+    with suppress(TypeError, ValueError):
+        found = tuple(float(number) for number in box)
+    if len(found) != 4 or not np.isfinite(found).all() or not (found[0] < found[2] and found[1] < found[3]):
+        raise InputError(f"box={box!r}: give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels of the image")
+    return found[0], found[1], found[2], found[3]

@@ -60,7 +60,8 @@ def select(
         InputError: the phrase is not in the text.
     """
     before = list(range(len(tokens.prefix)))
-    dropped = [{"what": "image tokens", "tokens": before, "why": "class or register token: no place on the grid"}]
+    why = f"before the patches ({', '.join(tokens.prefix)}): no place on the grid"
+    dropped: list[dict[str, Any]] = [{"what": "image tokens", "tokens": before, "why": why}] if before else []
     if recipe.site not in ATTENTION_SITES:
         pooled = recipe.gradient_tokens
         pool = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)

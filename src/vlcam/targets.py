@@ -345,7 +345,8 @@ def resolve(
     first, classes = next(iter(heads)), tuple(classes)
     if recipe.target == "none":
         nothing = next(iter(_READERS[heads[first]].values()))
-        return Target(first, "none", _reading(nothing, heads[first], classes), differentiate=False, classes=classes)
+        read = _reading(nothing, heads[first], classes)
+        return Target(first, "none", read, differentiate=False, classes=classes, region=region)
     path = recipe.gradient_path
     if recipe.target == "custom":
         if custom is None:
@@ -382,7 +383,7 @@ def explained_classes(output: Tensor, classes: Sequence[int | None]) -> Tensor:
         UnknownNameError: an index beyond the model's classes.
     """
     named = list(classes) * (len(output) if len(classes) == 1 else 1)
-    beyond = [index for index in named if index is not None and index >= output.shape[1]]
+    beyond = list(dict.fromkeys(k for k in named if k is not None and k >= output.shape[1]))
     if beyond:
         raise UnknownNameError(f"no class {listing(beyond)}; the model has classes 0 to {output.shape[1] - 1}")
     top = _most_frequent(output) if output.ndim == _PIXEL_AXES else output.detach().argmax(1)
@@ -477,16 +478,20 @@ def region_weights(output: Tensor, classes: Tensor, weights: Tensor | None) -> T
     Raises:
         EvidenceError: a region without any place.
     """
+    exact = torch.promote_types(output.dtype, torch.float32)  # sums over many places need more than half precision
     if weights is None:
-        found = (output.detach().argmax(1) == classes[:, None, None]).to(output.dtype)
+        found = (output.detach().argmax(1) == classes[:, None, None]).to(exact)
     else:
         size = (output.shape[-2], output.shape[-1])
-        found = adaptive_avg_pool2d(weights.to(output)[:, None], size)[:, 0].expand(len(output), *size)
-    empty = [int(classes[pair]) for pair in range(len(output)) if not bool(found[pair].any())]
+        found = adaptive_avg_pool2d(weights.to(output.device, exact)[:, None], size)[:, 0].expand(len(output), *size)
+    empty = [pair for pair in range(len(output)) if not bool(found[pair].any())]
     if empty:
-        where = "the region holds no place" if weights is not None else "the model gives it no place"
+        names = listing(dict.fromkeys(int(classes[pair]) for pair in empty))
+        which = f" in pair {', '.join(map(str, empty))} of {len(output)}, counted from 0" if len(output) > 1 else ""
+        where = "the region holds no pixel" if weights is not None else "the model predicts it at no pixel"
         raise EvidenceError(
-            f"class {listing(empty)}: {where}; name another class, or a region, Class(which, region=...)"
+            f"class {names}: {where}{which}; name another class, or say where, "
+            "target=vlcam.targets.Class(which, region=...)"
         )
     return found
 

@@ -156,7 +156,7 @@ def _phrase(explanation: Explanation) -> tuple[str | None, int | None]:
     span = explanation.provenance["run"]["span"]
     if span is None:
         return None, None
-    text = explanation.subject
+    text = explanation.text or ""
     phrase = text[span[0] : span[1]]
     places = phrase_spans(text, phrase)
     if tuple(span) not in places:
