@@ -32,7 +32,13 @@ _METADATA = {
 }
 # tqdm would like widgets, and says so with the path of its file; no bar is shown.
 _QUIET = "ignore:IProgress not found"
+_CELL = "# %%"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+
+
+def sources() -> list[Path]:
+    """The sources in `examples/`: the files that open with a cell. Another script there is no notebook."""
+    return [path for path in sorted(EXAMPLES.glob("*.py")) if path.read_text(encoding="utf-8").startswith(_CELL)]
 
 
 def build(source: Path) -> Any:
@@ -84,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.setLevel(logging.INFO)
     chosen = parser.parse_args(arguments)
     failed = []
-    for source in chosen.file or sorted(EXAMPLES.glob("*.py")):
+    for source in chosen.file or sources():
         log.info("%s", source)
         try:
             notebook = build(source)

@@ -126,6 +126,36 @@ def test_refusals_are_one_line_with_the_right_exit_code(run, photo, scene, tmp_p
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("model", ["tiny-vit", "tiny-beit"])
+def test_a_class_is_explained_by_label_or_index_and_verifies(run, photo, tmp_path, model):
+    labels = vlcam.load(model).adapter.labels
+    for target, chosen in ((labels[1], "as given"), ("1", "as given"), (None, "highest logit")):
+        out = tmp_path / str(target)
+        given = () if target is None else ("--target", target)
+        code, printed, err = run("explain", "--model", model, "--image", photo, "--out", out, *given, "--json")
+        assert code == 0
+        found = json.loads(printed)
+        explained = found["provenance"]["run"]["class"]
+        assert explained["chosen"] == chosen
+        assert explained["label"] == labels[explained["index"]]
+        assert target is None or explained["index"] == 1
+        assert f"class {explained['index']}: {explained['label']}" in err
+        assert run("verify", found["files"]["explanation"])[0] == 0
+
+
+def test_a_model_that_takes_no_text_and_a_class_that_is_not_there_are_refused(run, photo, tmp_path):
+    command = ("explain", "--model", "tiny-vit", "--image", photo, "--out", tmp_path / "o")
+    for more, code, words in (
+        (("--text", "a red circle"), 1, "this model takes no text"),
+        (("--target", "zebra crossing"), 2, "no class 'zebra crossing'"),
+        (("--target", "999"), 2, "no class 999"),
+        (("--target", "itm"), 2, "it offers 'class'"),
+    ):
+        found, out, err = run(*command, *more)
+        assert (found, out) == (code, "")
+        assert words in err
+
+
 def test_debug_shows_the_error_itself(scene, tmp_path):
     with pytest.raises(vlcam.InputError):
         cli.main([str(part) for part in (*explain(tmp_path / "no.png", scene, tmp_path / "o"), "--debug")])

@@ -939,9 +939,6 @@ def test_where_the_rows_have_no_gradient_there_is_no_map(map_axis):
     assert token_maps(job_of(other), found, 0, selected(other)).statuses == ("ok",)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evidence._live looks at the rows alone, not at what the weights are pooled over"
-)
 def test_heads_weighted_over_the_whole_matrix_need_no_gradient_in_their_row():
     recipe = NAMED["attn-gradcam-full"]
     job = job_of(recipe, (0,))

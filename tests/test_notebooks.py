@@ -12,7 +12,7 @@ import pytest
 from docs import run_notebooks
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "examples").glob("*.py"))
+SOURCES = run_notebooks.sources()
 LARGEST = 600_000
 
 each = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])

@@ -417,7 +417,7 @@ def test_the_explained_class_of_every_pair(classes, wanted):
     assert found.tolist() == wanted
 
 
-@pytest.mark.parametrize(("classes", "listed"), [((6,), "6, 6"), ((6, 0), "6"), ((0, 99), "99"), ((6, 7), "6, 7")])
+@pytest.mark.parametrize(("classes", "listed"), [((6,), "6"), ((6, 0), "6"), ((0, 99), "99"), ((6, 7), "6, 7")])
 def test_an_index_beyond_the_logits_is_refused(classes, listed):
     """A model without labels finds out only here."""
     with pytest.raises(UnknownNameError, match=rf"^no class {listed}; the model has classes 0 to 5$"):

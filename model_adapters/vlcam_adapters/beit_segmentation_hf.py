@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import BeitForSemanticSegmentation, PreTrainedModel
-from transformers.utils import output_capturing
 
 from vlcam.errors import InputError
 from vlcam.targets import HeadKind
@@ -46,12 +45,6 @@ class BeitSegmentationHF(BeitBase):
     heads: Mapping[str, HeadKind] = MappingProxyType({"segmentation": "pixels"})
     reads_cls = False
     _sizes: ClassVar[type[ImageSizes]] = _DecoderSizes
-
-    @classmethod
-    def last_layer(cls, module: Any) -> nn.Module:
-        """The decoder's; the auxiliary head is for training only."""
-        found: nn.Module = module.decode_head.classifier
-        return found
 
     def logits(self, pixel_values: Tensor) -> Tensor:
         """Class logits of the model's own forward, [I, classes, 4 * rows, 4 * columns]."""
@@ -97,15 +90,19 @@ def _collected_last(layers: Sequence[nn.Module]) -> Iterator[None]:
     """
     before = [(layer._forward_hooks, list(layer._forward_hooks)) for layer in layers]  # noqa: SLF001 - no public name
     for hooks, order in before:
-        for key in order:
-            if hooks[key].__module__ == output_capturing.__name__:
-                hooks.move_to_end(key)
+        own = [key for key in order if str(getattr(hooks[key], "__module__", "")).startswith("transformers.")]
+        _move_to_end(hooks, own)
     try:
         yield
     finally:
         for hooks, order in before:
-            for key in order[::-1]:
-                hooks.move_to_end(key, last=False)
+            new = [key for key in hooks if key not in order]
+            _move_to_end(hooks, [*order, *new])
+
+
+def _move_to_end(hooks: dict[int, Any], keys: Sequence[int]) -> None:
+    for key in keys:
+        hooks[key] = hooks.pop(key)
 
 
 def _blocks(numbers: Sequence[int]) -> str:

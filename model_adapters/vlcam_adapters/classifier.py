@@ -108,8 +108,9 @@ class Stack:
         width: of the residual stream, in the last stage.
         heads: per block, in the last stage.
         notes: sentences.
-        stages: how many blocks each stage has, where tokens attend within windows and are merged 2 x 2 from stage to
-            stage; empty where they are not.
+        stages: how many blocks each stage has, where tokens are merged 2 x 2 from stage to stage; empty where they are
+            not.
+        windowed: whether the tokens of a model with stages attend within windows.
     """
 
     blocks: tuple[Block, ...]
@@ -117,6 +118,7 @@ class Stack:
     heads: int
     notes: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
+    windowed: bool = True
 
 
 class ClassifierAdapter(ModelAdapter):
@@ -175,8 +177,9 @@ class ClassifierAdapter(ModelAdapter):
         stack, grid = self.stack, self.sizes.grid(self.size)
         patches = _stages_in_words(grid, stack.stages) if stack.stages else f"{grid[0]} x {grid[1]} patches"
         tokens = f"{_in_words(self.prefix)}{patches} in raster order"
+        windowed = bool(stack.stages) and stack.windowed
         stream = StreamAnatomy(
-            "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=bool(stack.stages)
+            "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=windowed
         )
         targets = tuple(_TARGETS[kind] for kind in self.heads.values())
         return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)

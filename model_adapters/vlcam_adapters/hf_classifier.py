@@ -71,7 +71,7 @@ class HFClassifier(ClassifierAdapter):
         self._frame = self._framed(image_size, sizes.trained)
         self._own_size = image_size is not None
         self._own_labels = labels is not None
-        names = class_names(labels, _configured(config), self._classes(module), source="the configuration (id2label)")
+        names = class_names(labels, _configured(config), _classes(module), source="the configuration (id2label)")
         super().__init__(
             module,
             prefix=prefix,
@@ -146,25 +146,6 @@ class HFClassifier(ClassifierAdapter):
         return found
 
     @classmethod
-    def last_layer(cls, module: Any) -> nn.Module:
-        """The layer that gives the logits."""
-        found: nn.Module = module.classifier if hasattr(module, "classifier") else module.cls_classifier
-        return found
-
-    @classmethod
-    def _classes(cls, module: nn.Module) -> int | None:
-        """How many classes the model tells apart; None where its head does not end in a layer that shows it."""
-        head = cls.last_layer(module)
-        if isinstance(head, nn.Identity):
-            raise AdapterError(
-                f"{type(module).__name__} has no classifier (num_labels=0): its output is an embedding, of which no "
-                "class can be explained; load a checkpoint that was fine-tuned to classes"
-            )
-        if isinstance(head, nn.Conv2d):
-            return head.out_channels
-        return head.out_features if isinstance(head, nn.Linear) else None
-
-    @classmethod
     def _kind(cls, config: Mapping[str, Any], source: str | Path) -> type[PreTrainedModel]:
         for kind in cls.kinds:
             if kind.__name__ in (config.get("architectures") or ()):
@@ -223,6 +204,20 @@ def _configured(config: Any) -> tuple[str, ...]:
     """The class names of a configuration in the order of the logits; a number without a name is itself its name."""
     named = {int(index): str(name) for index, name in (config.id2label or {}).items()}
     return tuple(named.get(index, str(index)) for index in range(max(named, default=-1) + 1))
+
+
+def _classes(module: Any) -> int | None:
+    """How many classes the model tells apart; None where its head is not one layer."""
+    holder = getattr(module, "decode_head", module)
+    head = holder.classifier if hasattr(holder, "classifier") else holder.cls_classifier
+    if isinstance(head, nn.Identity):
+        raise AdapterError(
+            f"{type(module).__name__} has no classifier (num_labels=0): its output is an embedding, of which no class "
+            "can be explained; load a checkpoint that was fine-tuned to classes"
+        )
+    if isinstance(head, nn.Conv2d):
+        return head.out_channels
+    return head.out_features if isinstance(head, nn.Linear) else None
 
 
 def _normalisation(processor: Any) -> Normalisation | None:

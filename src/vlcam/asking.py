@@ -12,12 +12,12 @@ from torch.nn.functional import interpolate
 
 from vlcam.adapter import Inputs, ModelAdapter, PreparedTexts
 from vlcam.anatomy import Tap
-from vlcam.capture import Capture, as_found
+from vlcam.capture import Capture, as_found, fixed_target
 from vlcam.errors import RecipeError
 from vlcam.maps import taken
 from vlcam.plan import Job
 from vlcam.rows import Selection
-from vlcam.targets import Target, explained_classes, region_weights
+from vlcam.targets import Target
 
 __all__ = ["BATCH", "Progress", "ask", "questions"]
 
@@ -92,14 +92,10 @@ def ask(
 
 def _fixed(adapter: ModelAdapter, target: Target, found: Capture, pair: int) -> Target:
     """The target of one pair; a class with the highest logit stays the one of the whole image."""
-    if adapter.heads[target.head] not in ("classes", "pixels") or target.custom is not None:
-        return target
-    output = found.outputs[target.head]
-    classes = explained_classes(output, target.classes)
-    if adapter.heads[target.head] == "pixels":
-        weights = region_weights(output, classes, target.weights)
-        target = target.within(weights[pair : pair + 1])
-    return target.of_classes((int(classes[pair]),))
+    fixed = fixed_target(adapter, target, found.outputs[target.head])
+    if fixed.weights is not None:
+        fixed = fixed.within(fixed.weights[pair : pair + 1])
+    return fixed.of_classes(fixed.classes[pair : pair + 1] if len(fixed.classes) > 1 else fixed.classes)
 
 
 def _answers(

@@ -17,10 +17,10 @@ from vlcam.anatomy import SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.errors import AdapterError, EvidenceError
 from vlcam.maps import taken
 from vlcam.taps import Taps, attention_detached
-from vlcam.targets import Target, explained_classes
+from vlcam.targets import Target, explained_classes, region_weights
 from vlcam.tokens import Windows
 
-__all__ = ["STEPS", "Capture", "as_found", "capture", "integrated", "run_heads"]
+__all__ = ["STEPS", "Capture", "as_found", "capture", "fixed_target", "integrated", "run_heads"]
 
 STEPS = 20
 """Images over which `integrated` averages."""
@@ -161,8 +161,7 @@ def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targe
         The capture of the image itself, with the averaged gradients, and its own as `plain`.
     """
     (whole,) = capture(adapter, inputs, taps, [target])
-    if adapter.heads[target.head] in ("classes", "pixels"):
-        target = target.of_classes(explained_classes(whole.outputs[target.head], target.classes).tolist())
+    target = fixed_target(adapter, target, whole.outputs[target.head])
     sums = dict(whole.gradients)
     for step in range(STEPS - 1):
         pixels = inputs.images.pixel_values * (step / (STEPS - 1))
@@ -173,6 +172,22 @@ def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targe
             sums[tap] = gradient if total is None else total if gradient is None else total + gradient
     means = {tap: None if total is None else total / STEPS for tap, total in sums.items()}
     return replace(whole, gradients=means, plain=whole.gradients, known={})
+
+
+def fixed_target(adapter: ModelAdapter, target: Target, output: Tensor) -> Target:
+    """The target for changed images: the class, and the pixels that are given to it, stay those of the images as given.
+
+    Args:
+        adapter: the model.
+        target: of P pairs.
+        output: what the head gave for the images as given.
+    """
+    if adapter.heads[target.head] not in ("classes", "pixels") or target.custom is not None:
+        return target
+    classes = explained_classes(output, target.classes)
+    if adapter.heads[target.head] == "pixels":
+        target = target.within(region_weights(output, classes, target.weights))
+    return target.of_classes(classes.tolist())
 
 
 def run_heads(adapter: ModelAdapter, inputs: Inputs, context: Tensor, names: Sequence[str]) -> dict[str, Tensor]:

@@ -255,9 +255,11 @@ def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bo
         return (True,) * count
     if recipe.layer_rule in CARRIED:
         return (found.alive(taps[-1], pair, {2: selection.rows, 3: selection.cells}),)
-    if recipe.layer_rule in FLOWS or recipe.gradient_tokens == "all" or any(tap in found.windows for tap in job.taps):
+    attention = recipe.site in ATTENTION_SITES
+    whole = recipe.layer_rule in FLOWS or recipe.gradient_tokens == "all" or any(tap in found.windows for tap in taps)
+    if attention and whole:
         return (any(found.alive(tap, pair, {}) for tap in taps),) * count
-    if recipe.site in ATTENTION_SITES:
+    if attention:
         rows, cells = (3, 2) if recipe.map_axis == "queries" else (2, 3)
         return tuple(
             any(found.alive(tap, pair, {rows: chosen, cells: selection.cells}) for tap in taps)

@@ -377,12 +377,18 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
         found = {
             field: known[0]
             for field, known, _ in _constraints(cast("Recipe", draft))
-            if len(known) == 1 and field in values and field not in settled and getattr(draft, field) != known[0]
+            if (len(known) == 1 or _unset(field, draft)) and field in values and field not in settled
+            if getattr(draft, field) != known[0]
         }
         if not found:
             break
         forced |= found
     return forced
+
+
+def _unset(field: str, draft: SimpleNamespace) -> bool:
+    """Whether a recipe that took no gradient takes one now: then along the model's own paths."""
+    return field == "gradient_path" and draft.needs_gradient and draft.gradient_path == "none"
 
 
 def _constraints(recipe: Recipe) -> Iterator[Constraint]:
@@ -413,6 +419,9 @@ def _attention_constraints(recipe: Recipe) -> Iterator[Constraint]:
     if isinstance(recipe.queries, str):
         rows = ("cls", "all", "phrase") if recipe.site == "CROSS" else ("cls", "registers", "patches", "all")
         yield "queries", rows, site
+        if recipe.map_axis == "queries" and recipe.weighting == "attention":
+            given = "map_axis='queries', weighting='attention' (a row of attention sums to 1, so the map is constant)"
+            yield "queries", tuple(each for each in rows if each != "all"), given
 
 
 def _feature_constraints(recipe: Recipe) -> Iterator[Constraint]:
