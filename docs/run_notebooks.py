@@ -1,17 +1,20 @@
 """Makes the notebooks of `examples/` from their sources: `python docs/run_notebooks.py [--check] [NAME.py ...]`.
 
 Each `NAME.py` (jupytext's percent format) becomes `NAME.ipynb`, executed from top to bottom. A notebook that raises is
-left as it was; the others are still made, and the exit code is 1.
+left as it was; the others are still made, and the exit code is 1. Where no source is named, those that need packages
+that are not installed are passed over.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,18 @@ _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 def sources() -> list[Path]:
     """The sources in `examples/`: the files that open with a cell. Another script there is no notebook."""
     return [path for path in sorted(EXAMPLES.glob("*.py")) if path.read_text(encoding="utf-8").startswith(_CELL)]
+
+
+def missing(source: Path) -> list[str]:
+    """Packages that a source imports and that are not installed; modules beside it count as installed."""
+    names: dict[str, None] = {}
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0]: None for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names[node.module.partition(".")[0]] = None
+    own = {path.stem for path in source.parent.iterdir()}
+    return [name for name in names if name not in own and find_spec(name) is None]
 
 
 def build(source: Path) -> Any:
@@ -91,6 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     failed = []
     for source in chosen.file or sources():
+        absent = [] if chosen.file else missing(source)
+        if absent:
+            log.warning("%s: passed over, it needs %s", source, ", ".join(absent))
+            continue
         log.info("%s", source)
         try:
             notebook = build(source)

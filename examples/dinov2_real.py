@@ -1,5 +1,5 @@
 # %% [markdown]
-"""# A trained DINOv2 on photographs, with a head that vlcam does not know
+"""# What makes this pixel important? A trained DINOv2 with a head of its own, on photographs.
 
 The models of the other notebooks are toys that look where they were taught to. Here the weights are real, the pictures
 are photographs, and the head is one that no adapter of vlcam knows: a decoder that gives every pixel an importance. So
@@ -24,7 +24,6 @@ import io
 import itertools
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -353,10 +352,9 @@ for (name, pair), column in zip(pairs.items(), axes.T, strict=True):
         ax.imshow(found[key], cmap="coolwarm", vmin=-top, vmax=top, extent=(0, *original, 0))
         ax.add_patch(Rectangle(box[:2], box[2] - box[0], box[3] - box[1], fill=False, linewidth=1))
         ax.set_axis_off()
-        ax.set_title(
-            f"{in_words(key)}\nAUC {auc(found[key]):.2f}, with importance {alike(found[key]):+.2f}", fontsize=7
-        )
-        print(f"  {in_words(key):<36} AUC {auc(found[key]):.2f}   with the importance {alike(found[key]):+.2f}")
+        measured = f"AUC {auc(found[key]):.2f}, importance {alike(found[key]):+.2f}"
+        ax.set_title(f"{in_words(key)}\n{measured}", fontsize=7)
+        print(f"  {in_words(key):<36} {measured}")
 figure.suptitle("one choice changed in each column; red speaks for the target, blue against it", fontsize=9)
 show(figure)
 
@@ -397,10 +395,10 @@ for scale in ("logit", "probability", "log-probability"):
     asked = Class("important", scale=scale, region=Region(box=box))
     for each in model.sweep(photo, recipes=base, target=asked):
         value = each.provenance["run"]["target_value"]
-        first = next(m for m in signed["face"] if m.recipe.name == f"F6-{each.recipe.weighting}-{depth - 1}")
+        first = found["face", "F6", each.recipe.weighting, depth - 1]
         print(
             f"{scale:<16}{each.recipe.weighting:<12} target {value:9.1f}   AUC {auc(each.tokens):.2f}   "
-            f"with the map of the logit {alike(each.tokens, first.tokens):+.2f}"
+            f"with the map of the logit {alike(each.tokens, first):+.2f}"
         )
 
 # %% [markdown]
@@ -446,11 +444,10 @@ al., Vision Transformers Need Registers, ICLR 2024). Does this one have them?
 
 # %%
 for name, path in photos.items():
-    read = model.capture(path, stream="vision", site="F6", target=whole if name == "astronaut" else Class("important"))
+    read = model.capture(path, stream="vision", site="F6", target=Class("important"))
     norms = [tensor[0, 1:].norm(dim=1) for tensor in read.activations.values()]
-    print(
-        f"{name:<10} largest / median norm by block: " + " ".join(f"{float(n.max() / n.median()):.1f}" for n in norms)
-    )
+    ratios = [f"{float(norm.max() / norm.median()):.1f}" for norm in norms]
+    print(f"{name:<10} largest / median norm by block: {' '.join(ratios)}")
 try:
     model.explain(photo, recipe="raw-attention", queries="registers")
 except vlcam.VlcamError as error:

@@ -181,7 +181,7 @@ def test_a_word_without_gradient_says_so_instead_of_showing_a_map(model, photo):
 def test_the_last_vision_block_has_no_patch_gradient_for_the_contrastive_score(model, photo):
     options = {"target": "contrastive", "scale": "cosine", "layer": 2}
     named = (
-        "exactly zero on the patches tokens; in this model F4 carries one in block 0, 1; of block 2 F1 does; with "
+        "exactly zero on the patches; in this model F4 carries one in block 0, 1; of block 2 F1 does; with "
         "gradient_tokens='cls' F4 of block 2 does; with gradient_tokens='all' F4 of block 2 does"
     )
     with pytest.raises(vlcam.EvidenceError, match=rf"{named}$"):

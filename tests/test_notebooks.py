@@ -44,11 +44,20 @@ def test_a_notebook_is_small_and_names_no_folder_of_the_machine(source):
 @pytest.mark.slow
 @each
 def test_a_notebook_runs(source):
+    if absent := run_notebooks.missing(source):
+        pytest.skip(f"needs {', '.join(absent)}")
     command = [sys.executable, str(ROOT / "docs" / "run_notebooks.py"), "--check", str(source)]
     before = source.with_suffix(".ipynb").read_bytes()
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert source.with_suffix(".ipynb").read_bytes() == before
+
+
+def test_packages_that_are_not_installed_are_found(tmp_path):
+    (tmp_path / "beside.py").write_text("", encoding="utf-8")
+    source = tmp_path / "example.py"
+    source.write_text("# %%\nimport json\nimport no_such_package.part\nfrom beside import x\nfrom nor_this import y\n")
+    assert run_notebooks.missing(source) == ["no_such_package", "nor_this"]
 
 
 def test_a_notebook_that_raises_is_reported_and_not_written(tmp_path):

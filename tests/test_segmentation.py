@@ -11,7 +11,12 @@ import torch
 from models import COMMON, FFN, assert_same, state
 from PIL import Image
 from torch import nn
-from transformers import BeitConfig, BeitForSemanticSegmentation
+from transformers import (
+    BeitConfig,
+    BeitForSemanticSegmentation,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+)
 from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
@@ -22,6 +27,7 @@ from vlcam.capture import capture
 from vlcam.regions import Region, on_model_input
 from vlcam.targets import Class, Target
 from vlcam_adapters.beit_segmentation_hf import BeitSegmentationHF
+from vlcam_adapters.segformer_hf import SegformerHF
 
 SITES = ("F1", "F2", "F3_HEADS", "F3", "F4", "F5", "F6")
 NAMES = ["sky", "tree", "road", "house", "lamp"]
@@ -38,7 +44,11 @@ def made(kind="relative", **changes):
     """Six blocks, of which the decoder reads the embedding and blocks 0, 1, 3; every parameter and statistic random."""
     torch.manual_seed(0)
     own = {"num_hidden_layers": 6, "out_indices": [1, 2, 3, 5], "auxiliary_channels": 8, "id2label": LABELS}
-    module = BeitForSemanticSegmentation(BeitConfig(**{**COMMON, **FFN, **own, **KINDS[kind], **changes})).eval()
+    return randomised(BeitForSemanticSegmentation(BeitConfig(**{**COMMON, **FFN, **own, **KINDS[kind], **changes})))
+
+
+def randomised(module):
+    module.eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
@@ -50,7 +60,7 @@ def made(kind="relative", **changes):
                 buffer.uniform_(0.5, 2.0)
         # So that several classes are predicted.
         last = module.decode_head.classifier
-        last.bias -= own_logits(copy.deepcopy(module), models.pixels(batch=2)).mean((0, 2, 3))
+        last.bias -= own_logits(copy.deepcopy(module), models.pixels(height=64, width=64, batch=2)).mean((0, 2, 3))
     return module
 
 
@@ -425,7 +435,6 @@ def test_recipes_that_ask_take_a_region(recipe):
     assert not np.allclose(one, other)
 
 
-@pytest.mark.xfail(strict=True, reason="capture.integrated does not keep the predicted pixels of the image itself")
 @pytest.mark.parametrize("recipe", ["tam-transition", "beyond-intuition-headwise"])
 def test_a_path_of_dimmed_images_keeps_the_predicted_pixels(recipe):
     model, pixels = wrapped(), models.pixels(height=32, width=48)
@@ -596,3 +605,143 @@ def test_a_whole_checkpoint_loads(tmp_path):
     sized = vlcam.load(tmp_path, image_size=(64, 32), labels=["a", "b", "c", "d", "e"])
     assert sized.explain(photo(), target="b", layer=3).tokens.shape == (8, 4)
     assert sized.adapter.options == {"image_size": [64, 32], "labels": ["a", "b", "c", "d", "e"]}
+
+
+# SegFormer
+
+BLOCKS = (0, 1, 1, 2, 3, 3)
+"""The stage of every block."""
+
+
+def segformer(**changes):
+    torch.manual_seed(0)
+    own = {
+        "hidden_sizes": [8, 16, 24, 32],
+        "num_attention_heads": [1, 2, 3, 4],
+        "depths": [1, 2, 1, 2],
+        "decoder_hidden_size": 16,
+        "id2label": LABELS,
+    }
+    return randomised(SegformerForSemanticSegmentation(SegformerConfig(**{**own, **changes})))
+
+
+def test_segformer_has_a_grid_per_stage_and_attention_where_keys_are_tokens():
+    model, pixels = wrapped(segformer()), models.pixels(height=64, width=96)
+    assert type(model.adapter) is SegformerHF
+    stream = model.anatomy.stream("vision")
+    assert (len(stream.blocks), stream.width, stream.heads, stream.windowed) == (6, 32, 4, False)
+    assert stream.tokens.startswith("128 x 128 patches in block 0, 64 x 64 in blocks 1-2, 32 x 32 in block 3, 16 x 16")
+    assert [("F2" in block.sites) for block in stream.blocks] == [False] * 4 + [True] * 2
+    assert "keys are tokens merged 8 x 8 in block 0, 4 x 4 in blocks 1-2, 2 x 2 in block 3: those" in str(model.anatomy)
+    for layer, stage in enumerate(BLOCKS):
+        found = model.explain(pixels, target=1, layer=layer)
+        assert found.tokens.shape == (64 // 4 // 2**stage, 96 // 4 // 2**stage)
+        assert found.heatmap.shape == (64, 96)
+    assert model.explain(pixels, recipe="raw-attention").tokens.shape == (2, 3)
+    assert model.explain(pixels, recipe="chefer-generic", layer=(4, 5)).tokens.shape == (2, 3)
+    with pytest.raises(vlcam.UnknownNameError, match=r"F2 of vision block 0 does not exist: .* tokens merged 8 x 8"):
+        model.explain(pixels, recipe="raw-attention", layer=0)
+    with pytest.raises(vlcam.RecipeError, match=r"grids of different sizes, 16 x 24 in block 0, .*blocks of one stage"):
+        model.explain(pixels, recipe="attention-rollout")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_blocks_of_segformer_add_up_and_taps_change_no_logit(implementation):
+    module, pixels = segformer(), models.pixels(height=64, width=96, batch=2)
+    module.set_attn_implementation(implementation)
+    expected = own_logits(module, pixels)
+    assert expected.shape == (2, 5, 16, 24)
+    model = wrapped(module)
+    features = captured(model, pixels, *(site for site in SITES if site != "F2"), target=summed())
+    attention = captured(model, pixels, "F2", target=summed(), layers=(4, 5))
+    for found in (features, attention):
+        rounding = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(found.outputs["segmentation"], expected, atol=rounding, rtol=0)
+    at = {(tap.layer, tap.site): tensor for tap, tensor in features.activations.items()}
+    for layer, block in enumerate(model.anatomy.stream("vision").blocks):
+        heads = block.sites["F3_HEADS"].module
+        torch.testing.assert_close(heads(at[layer, "F3_HEADS"]), at[layer, "F3"], atol=1e-5, rtol=1e-5)
+        if layer and BLOCKS[layer] == BLOCKS[layer - 1]:
+            middle = at[layer - 1, "F6"] + at[layer, "F3"]
+            torch.testing.assert_close(block.sites["F4"].module(middle), at[layer, "F4"], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(middle + at[layer, "F5"], at[layer, "F6"], atol=1e-5, rtol=1e-5)
+    for tap, weights in attention.activations.items():
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 6))
+        attend = model.anatomy.stream("vision").blocks[tap.layer].sites["F2"].module
+        values = attend.v_proj(at[tap.layer, "F1"]).unflatten(-1, (4, 8)).transpose(1, 2)
+        mixed = (weights @ values).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(mixed, at[tap.layer, "F3_HEADS"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("site", [site for site in SITES if site != "F2"])
+def test_gradients_of_segformer_are_those_of_autograd(site):
+    module, pixels, box = segformer(), models.pixels(height=64, width=96), Region(box=(10, 6, 70, 50))
+    model = wrapped(module)
+    region = torch.from_numpy(on_model_input(box, model.adapter.accept_pixels(pixels[None]).placements[0]))
+    region = region.reshape(16, 4, 24, 4).mean((1, 3))
+    readings, kept, handles = [block.sites[site] for block in model.anatomy.stream("vision").blocks], {}, []
+    for layer, reading in enumerate(readings):
+
+        def keep(_, args, output=None, layer=layer):
+            first = args[0] if output is None else output
+            kept[layer] = first[0] if isinstance(first, tuple) else first
+
+        part = reading.module
+        hook = part.register_forward_hook if reading.how == "output" else part.register_forward_pre_hook
+        handles.append(hook(keep))
+    y = (module(pixels[None]).logits[0, 1] * region).sum()
+    wanted = torch.autograd.grad(y, [kept[layer] for layer in range(6)])
+    for handle in handles:
+        handle.remove()
+    found = model.capture(pixels, stream="vision", site=site, target=Class(1, region=box))
+    assert float(found.target) == pytest.approx(float(y.detach()), rel=1e-4)
+    for gradient, hand in zip(found.gradients.values(), wanted, strict=True):
+        assert bool((hand.abs().sum(-1) > 0).all())  # every token of every block is on the path
+        torch.testing.assert_close(gradient, hand, atol=1e-5 * float(hand.abs().max()), rtol=1e-3)
+
+
+@pytest.mark.parametrize("region", [None, Region(box=(8, 8, 50, 30))])
+def test_segformer_is_saved_and_verified_and_a_batch_is_as_if_alone(tmp_path, region):
+    processor = BeitImageProcessorPil(size={"height": 64, "width": 96}, do_center_crop=False)
+    model, images = wrapped(segformer(), processor), [photo(), photo(80, 100, seed=4)]
+    both = model.explain(images, target=Class(None, region=region))
+    for number, (found, image) in enumerate(zip(both, images, strict=True)):
+        alone = model.explain(image, target=Class(None, region=region))
+        np.testing.assert_allclose(found.tokens, alone.tokens, rtol=1e-3, atol=1e-4 * np.abs(alone.tokens).max())
+        outcome = vlcam.open(alone.save(tmp_path / f"{number}.png")).verify(wrapped(segformer(), processor))
+        assert outcome.identical
+        assert outcome.differences == ()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_segformer_is_left_as_it_was(training):
+    module, pixels = segformer(), models.pixels(height=64, width=96)
+    expected = own_logits(module, pixels[None])
+    module.train(training)
+    before = state(module)
+    found = wrapped(module).capture(pixels, stream="vision", site="F6", target=1)
+    torch.testing.assert_close(found.outputs["segmentation"], expected, rtol=1e-5, atol=1e-3)
+    wrapped(module).explain(pixels, recipe="ablationcam", target=Class(1, region=Region(box=(0, 0, 50, 50))))
+    assert_same(before, state(module))
+
+
+def test_segformers_that_do_not_fit_are_refused():
+    for size in ((48, 64), (64, 80), (16, 32)):
+        with pytest.raises(vlcam.InputError, match="multiples of 32, so that the grid of every stage"):
+            wrapped(segformer()).explain(models.pixels(height=size[0], width=size[1]))
+    with pytest.raises(vlcam.AdapterError, match=r"strides=\[4, 4, 2, 2\].*halve the grid"):
+        wrapped(segformer(strides=[4, 4, 2, 2]))
+    with pytest.raises(vlcam.AdapterError, match="reshape_last_stage=False"):
+        wrapped(SegformerForSemanticSegmentation(SegformerConfig(reshape_last_stage=False)))
+
+
+def test_segformer_loads(tmp_path):
+    segformer().save_pretrained(tmp_path)
+    BeitImageProcessorPil(size={"height": 64, "width": 96}, do_center_crop=False).save_pretrained(tmp_path)
+    model = vlcam.load(tmp_path, dtype="bfloat16")
+    assert type(model.adapter) is SegformerHF
+    found = model.explain(photo(), target="tree")
+    single = vlcam.load(tmp_path).explain(photo(), target="tree")
+    assert found.tokens.shape == single.tokens.shape == (2, 3)
+    assert found.status == "ok"
+    assert vlcam.load(tmp_path, image_size=(32, 64)).explain(photo(), target="tree").tokens.shape == (1, 2)

@@ -31,17 +31,22 @@ HELD_OUT = 200
 SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier"}
 CLASSIFIER_WORDS = {
     "vit": {
+        "before": "",
         "head": "the head reads [CLS]",
         "looker": "[CLS]",
         "dimmed": "[CLS] saw that share of them, in all blocks;\n"
         "in a share of {late} of the scenes it saw no patch before some block, drawn at random.",
+        "vanished": "Background patches vanished at random.",
         "reading": "in the row of [CLS]",
     },
     "beit": {
+        "before": "It began with the weights of `beit-first`, a run by the same losses and another seed.\n",
         "head": "relative positions, layer scale, the head reads the patches' mean",
         "looker": "the mean of the patches",
         "dimmed": "Half of the share was that of its patches\n"
         "in the mean, half that of the attention to them in the last {gated} blocks.",
+        "vanished": "Background patches vanished at random,\n"
+        "in a share of {vacant} of the scenes any part of them, up to all, from the mean.",
         "reading": "as the mean of the patches' rows",
     },
 }

@@ -100,7 +100,7 @@ def weights(file: Path) -> dict[str, Tensor]:
     The exporter kept most names. Weights of linear layers it transposed, and named after nothing; the node that
     multiplies by one still tells whose it is. The table of positions is there in two pieces.
     """
-    import onnx  # noqa: PLC0415 - only who reads the file needs it
+    import onnx  # only who reads the file needs it
 
     graph = onnx.load(file).graph
     stored = {item.name: torch.from_numpy(onnx.numpy_helper.to_array(item).copy()) for item in graph.initializer}

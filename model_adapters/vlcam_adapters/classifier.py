@@ -179,7 +179,7 @@ class ClassifierAdapter(ModelAdapter):
         tokens = f"{_in_words(self.prefix)}{patches} in raster order"
         windowed = bool(stack.stages) and stack.windowed
         stream = StreamAnatomy(
-            "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=windowed
+            "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=windowed, stages=stack.stages
         )
         targets = tuple(_TARGETS[kind] for kind in self.heads.values())
         return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)

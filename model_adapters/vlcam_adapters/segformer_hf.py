@@ -119,7 +119,7 @@ def _block(layer: Any, ratio: int) -> Block:
     found = vit_block(layer, before=layer.layernorm_before, after=layer.layernorm_after)
     if ratio == 1:
         return found
-    why = f"its queries are tokens, but its keys are tokens merged {ratio} x {ratio}, so that a map has no cell per token"
+    why = f"its queries are tokens, but its keys are tokens merged {ratio} x {ratio}: no map of one cell per token"
     return Block({site: reading for site, reading in found.sites.items() if site != "F2"}, {"F2": why})
 
 
@@ -133,7 +133,8 @@ def _notes(config: Any) -> Iterator[str]:
     number, merged = 0, []
     for depth, ratio in zip(config.depths, config.sr_ratios, strict=True):
         if ratio > 1:
-            merged.append(f"{ratio} x {ratio} in blocks {number}-{number + depth - 1}")
+            blocks = f"block {number}" if depth == 1 else f"blocks {number}-{number + depth - 1}"
+            merged.append(f"{ratio} x {ratio} in {blocks}")
         number += depth
     if merged:
         yield f"keys are tokens merged {', '.join(merged)}: those blocks have no F2"

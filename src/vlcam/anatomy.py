@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -92,6 +93,7 @@ class StreamAnatomy:
         tokens: what the tokens are, in order, in words.
         trunk: whether the stream runs before image and text meet, so that one pass serves every text of an image.
         windowed: whether tokens attend to those of their window only.
+        stages: how many blocks each stage has, where stages have grids of their own; empty where all blocks have one.
     """
 
     name: str
@@ -101,6 +103,12 @@ class StreamAnatomy:
     tokens: str
     trunk: bool
     windowed: bool = False
+    stages: tuple[int, ...] = ()
+
+    def stage_of(self, layer: int) -> int:
+        """The stage of a block; all are of one where there are no stages."""
+        ends = list(itertools.accumulate(self.stages))
+        return next((stage for stage, end in enumerate(ends) if layer < end), 0)
 
     def reading(self, layer: int, site: str) -> Reading:
         """How a site of a block is read.

@@ -204,8 +204,9 @@ def _ablated_channels(
 
     def ablate(tensor: Tensor, which: range) -> Tensor:
         left = tensor.clone()
+        variants = left.view(len(which), -1, tensor.shape[-1])  # windows of one variant stand together
         for row, channel in enumerate(which):
-            left[row, ..., channel] = 0
+            variants[row, :, channel] = 0
         return left
 
     return _Variants(found.activations[tap].shape[-1], None, {tap: ablate})

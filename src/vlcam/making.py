@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vlcam.adapter import ModelAdapter
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.capture import Capture, capture, integrated, run_heads
-from vlcam.errors import EvidenceError, RecipeError
+from vlcam.errors import EvidenceError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
@@ -126,20 +126,8 @@ class Making:
         return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
 
     def _grid(self, job: Job) -> tuple[int, int]:
-        """The grid of the blocks that a recipe reads.
-
-        Raises:
-            RecipeError: they have grids of different sizes.
-        """
-        images = self.pairs.inputs.images
-        grids = {layer: self.adapter.grid(job.recipe.stream, layer, images) for layer in job.layers}
-        if len(set(grids.values())) > 1:
-            raise RecipeError(
-                f"layers={job.recipe.layers!r}: these blocks have grids of different sizes, "
-                + ", ".join(f"{rows} x {columns} in block {layer}" for layer, (rows, columns) in grids.items())
-                + "; choose blocks of one stage"
-            )
-        return next(iter(grids.values()))
+        """The grid of the blocks that a recipe reads."""
+        return self.adapter.grid(job.recipe.stream, job.layers[0], self.pairs.inputs.images)
 
     def _one(self, job: Job, seen: Seen, pair: int, selection: Selection) -> Explanation:
         inputs, found, grid = self.pairs.inputs, seen.found, self._grid(job)
@@ -150,7 +138,12 @@ class Making:
         raw = made.values.reshape(-1, *grid).cpu().numpy()
         image = inputs.image_of[pair]
         picture, image_record = self.pairs.images[image]
-        own = {"class": seen.classes[pair], "asked": questions(job, found, selection)}
+        cut = found.windows.get(job.taps[0])
+        own = {
+            "class": seen.classes[pair],
+            "asked": questions(job, found, selection),
+            "windows": None if cut is None else {"size": list(cut.window), "shift": list(cut.shift)},
+        }
         return Explanation(
             tokens=raw[0],
             recipe=job.recipe,

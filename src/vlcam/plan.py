@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import INPUT, SCORES, VALUES, Tap
+from vlcam.anatomy import INPUT, SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.catalogue import named
 from vlcam.errors import RecipeError
 from vlcam.recipe import FLOWS, SCALES, Recipe
@@ -116,7 +116,8 @@ def plan(
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
-    _check_windows(chosen, adapter)
+    _check_stages(chosen, stream := adapter.anatomy.stream(chosen.stream), layers)
+    _check_windows(chosen, stream)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
             f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
@@ -125,8 +126,26 @@ def plan(
     return Job(chosen, layers, fitted, target, phrase, occurrence)
 
 
-def _check_windows(chosen: Recipe, adapter: ModelAdapter) -> None:
-    if chosen.site != "F2" or not adapter.anatomy.stream(chosen.stream).windowed:
+def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) -> None:
+    for layer in layers:
+        stream.reading(layer, chosen.site)  # says which sites there are, if not this one
+    stages = {stream.stage_of(layer) for layer in layers}
+    if len(stages) > 1:
+        raise RecipeError(
+            f"layers={chosen.layers!r}: these blocks are of stages {sorted(stages)}, whose grids have different sizes; "
+            "choose blocks of one stage"
+        )
+
+
+def _check_windows(chosen: Recipe, stream: StreamAnatomy) -> None:
+    if not stream.windowed:
+        return
+    if chosen.weighting == "reciprocam":
+        raise RecipeError(
+            "weighting='reciprocam': it keeps the class token and one neighbourhood, and this model has no class token "
+            "and attends within windows; choose another weighting"
+        )
+    if chosen.site != "F2":
         return
     if chosen.layer_rule in FLOWS:
         raise RecipeError(
