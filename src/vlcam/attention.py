@@ -24,6 +24,7 @@ __all__ = ["AttentionMode"]
 Take = Callable[[Tap, Tensor], Tensor]
 
 _SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
+_PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
 
 
 class AttentionMode(TorchFunctionMode):
@@ -36,6 +37,7 @@ class AttentionMode(TorchFunctionMode):
         """Start with no module on the stack."""
         super().__init__()
         self._take = take
+        self._probabilities: Tensor | None = None
         self.stack: list[Mapping[Inside, Tap]] = []
 
     def __torch_function__(
@@ -54,6 +56,8 @@ class AttentionMode(TorchFunctionMode):
                 return self._explicit(*args, **given)
             if func is multi_head_attention_forward:
                 return self._multi_head(*args, **given)
+            if func in _PRODUCTS and self._weights_values(args):
+                return func(args[0], self._tap("values", args[1]), *args[2:], **given)
         return func(*args, **given)
 
     def _tap(self, what: Inside, tensor: Tensor) -> Tensor:
@@ -61,7 +65,16 @@ class AttentionMode(TorchFunctionMode):
         return tensor if tap is None else self._take(tap, tensor)
 
     def _softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **given: Any) -> Tensor:
-        return self._tap("attention", func(self._tap("scores", scores), *args, **given))
+        self._probabilities = self._tap("attention", func(self._tap("scores", scores), *args, **given))
+        return self._probabilities
+
+    def _weights_values(self, args: tuple[Any, ...]) -> bool:
+        """Whether a product of two tensors is that of the latest probabilities with the values."""
+        latest, tapped = self._probabilities, "values" in self.stack[-1]
+        if not tapped or latest is None or len(args) < 2 or not isinstance(args[0], Tensor):
+            return False
+        # Dropout that does nothing, or a change of type that changes nothing, may hand on another object.
+        return args[0].shape == latest.shape and args[0].data_ptr() == latest.data_ptr()
 
     def _explicit(
         self,

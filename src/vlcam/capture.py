@@ -127,7 +127,9 @@ def capture(
             output = adapter.head(name, context, inputs)
             # Each target reads a copy: one that works in place must not change what others read.
             scalars = [target.read(output.clone()) for target in targets]
-        run = _Run(adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors, windows)
+        run = _Run(
+            adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors, windows, output.detach()
+        )
         gradients = []
         for number, (target, y) in enumerate(zip(targets, scalars, strict=True)):
             _check_finite(y, target)
@@ -256,13 +258,14 @@ class _Run:
     early: Mapping[Tap, Tensor]
     late: Mapping[Tap, Tensor]
     windows: Mapping[Tap, Windows]
+    output: Tensor
 
     def gradients(self, target: Target, y: Tensor, *, last: bool) -> dict[Tap, Tensor | None]:
         """dy/d(tensor) at every tap, one row per pair; the graph is kept unless this is the last target."""
         if not target.differentiate:
             return {}
         if target.path == "block":
-            return self._of_blocks(target)
+            return self._of_blocks(fixed_target(self.adapter, target, self.output))
         wanted = [*self.late.values(), *([] if self.context is None else [self.context])]
         found = list(_gradients(y, wanted, keep=not last))
         made: dict[Tap, Tensor | None] = {}

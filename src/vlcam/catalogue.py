@@ -394,7 +394,7 @@ _ATTENTION_ENTRIES = (
         _VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, a fresh object per call",
         notes="As coded: block l is weighted by the gradient of block L - 1 - l, taken before the softmax; columns are "
-        "scaled; [CLS, CLS] may be discarded. In a toy its maps differ from the intended ones by up to 0.35 of 1.",
+        "scaled; [CLS, CLS] may be discarded. Its maps have little in common with the intended ones.",
     ),
     _entry(
         _WEIGHTED.replace(name="attn-gradcam", weighting="head_weights", gradient_tokens="patches", relu="after_heads"),

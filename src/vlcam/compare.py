@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ __all__ = ["compare", "gallery"]
 
 _SIDE = 1.25
 _ACROSS = 8
+_SIGNS_PER_INCH = 14
 _PIXELS = 256  # the longer side of a picture in a tile
 
 Cells = dict[tuple[Any, Any], "Explanation"]
@@ -63,7 +65,7 @@ def compare(explanations: Sequence[Explanation], *, rows: str = "site", columns:
                 if (value, other) in cells:
                     _draw(axes[line, column], cells[value, other], picture)
             line += 1
-    made.suptitle(_title(explanations, f"{rows} by {columns}"), **PLAIN, fontsize=9, x=0.01, ha="left")
+    _add_title(made, _title(explanations, f"{rows} by {columns}"))
     return made
 
 
@@ -92,7 +94,7 @@ def gallery(explanations: Sequence[Explanation]) -> Figure:
     for number, explanation in enumerate(explanations, start=1):
         _draw(axes[number], explanation, picture)
         axes[number].set_title(_folded(explanation.recipe.name), **PLAIN, fontsize=7)
-    made.suptitle(_title(explanations, "recipes"), **PLAIN, fontsize=9, x=0.01, ha="left")
+    _add_title(made, _title(explanations, "recipes"))
     return made
 
 
@@ -168,6 +170,13 @@ def _title(explanations: Sequence[Explanation], what: str) -> str:
         f"{first.subject}   {scores_line(first)}\n"
         f"{what}, stream {first.recipe.stream}, {where}   {first.provenance['model']['id']}"
     )
+
+
+def _add_title(figure: Figure, text: str) -> None:
+    """At the left, folded to the figure's width."""
+    signs = max(30, int(figure.get_figwidth() * _SIGNS_PER_INCH))
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, signs) or [""]]
+    figure.suptitle("\n".join(lines), **PLAIN, fontsize=9, x=0.01, ha="left")
 
 
 def _in_words(value: object) -> str:

@@ -95,7 +95,7 @@ def nothing(selection: Selection) -> TokenMaps:
     """Maps of zeros with the status `zero gradient`."""
     status: Status = "zero gradient"
     count = len(selection.all_rows)
-    return TokenMaps(torch.zeros(count, len(selection.cells), device="cpu"), (status,) * count)
+    return TokenMaps(torch.zeros(count, len(selection.cells), device="cpu", dtype=torch.float32), (status,) * count)
 
 
 def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
@@ -228,7 +228,8 @@ def _carried(job: Job, found: Capture, pair: int, layers: Sequence[_Layer], sele
     else:
         weighted = _by_head if job.recipe.layer_rule == "headwise" else _by_token
         matrices = [weighted(job, found, pair, number, layer.activation.float()) for number, layer in enumerate(layers)]
-        one_each = torch.eye(matrices[0].shape[-1], device=matrices[0].device)[list(rows)]
+        every = torch.eye(matrices[0].shape[-1], device=matrices[0].device, dtype=matrices[0].dtype)
+        one_each = every[list(rows)]
         flow = maps.propagated(job.recipe, matrices, one_each)
     if last.gradient is None:
         raise NoGradientError(f"{job.target.label} does not depend on {job.gradient_taps[-1]}")

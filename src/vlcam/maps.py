@@ -241,7 +241,7 @@ def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tens
     """
     found = rows.to(matrices[-1]).expand(len(matrices[-1]), *rows.shape)
     for matrix in reversed(matrices):
-        identity = torch.eye(matrix.shape[-1], device=matrix.device)
+        identity = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
         if recipe.layer_rule != "rollout":
             found = found @ (matrix + identity)
         else:

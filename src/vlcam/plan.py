@@ -116,8 +116,8 @@ def plan(
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
-    _check_stages(chosen, stream := adapter.anatomy.stream(chosen.stream), layers)
-    _check_windows(chosen, stream)
+    _check_windows(chosen, stream := adapter.anatomy.stream(chosen.stream))
+    _check_stages(chosen, stream, layers)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
             f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
