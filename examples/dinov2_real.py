@@ -392,9 +392,11 @@ activations stands for the effect of hiding a patch, and that depends on where i
   residual stream: the sign of value times gradient says how the target changes with *more of the same*, and most of
   what the head reads of a patch may be in the stream already.
 
-Both are readings of the figure, not measurements. With the usual ReLU, the lower row would be empty where it is blue, and the rest would look like evidence.
+Both are readings of the figure, not measurements. With the usual ReLU, the lower row would be empty where it is blue,
+and the rest would look like evidence.
 
-How many of the maps that take a gradient are upside down, by what they average?
+How many of the six sites have a map that is upside down, by weighting? (The sign of `eigencam` and `eigengradcam` is
+that of a singular vector, which is a convention.)
 """
 
 # %%

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import models
 import pytest
+import torch
 
 import vlcam
+
+# Threads that wait for each other cost tiny models more than they give, most of all beside other work.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

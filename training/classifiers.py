@@ -1,4 +1,4 @@
-"""Trains `tiny-vit` and `tiny-beit`: image classifiers that know coloured shapes.
+"""Trains `tiny-vit`, `tiny-beit` and `tiny-swin`: image classifiers that know coloured shapes.
 
 `python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed;
 `tiny-beit` takes two runs, `beit-first` and then `beit`.
@@ -19,7 +19,14 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import DataLoader
-from transformers import BeitConfig, BeitForImageClassification, ViTConfig, ViTForImageClassification
+from transformers import (
+    BeitConfig,
+    BeitForImageClassification,
+    SwinConfig,
+    SwinForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -34,6 +41,7 @@ log = logging.getLogger("training")
 BRIGHTEST = 1.5
 BICUBIC = 3
 HELD_OUT, HELD_OUT_SEED = 200, 7
+WINDOW, FIRST_STAGE = 4, 2  # of Swin: the windows' side, and how many blocks come before the patches are merged
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ class Plan:
     """Every number of a training run; the same plan gives the same weights on the same machine.
 
     `start` is a folder whose weights it begins with, random ones if empty; `stop` is the step after which it ends,
-    earlier than the learning rate would have it, 0 for `steps`.
+    earlier than the learning rate would have it, 0 for `steps`. Swin's `patch`, `width` and `heads` are those of its
+    last stage.
     """
 
     model: str = "vit"
@@ -87,6 +96,19 @@ PLANS = {
         rate=1e-3,
         vacant=0.5,
         measure=400,
+    ),
+    "swin": Plan(
+        model="swin",
+        seed=3_000_003,
+        steps=4000,
+        batch=32,
+        vision_steps=200,
+        warmup=100,
+        width=80,
+        feed_forward=240,
+        look=0.0,
+        vacant=0.5,
+        measure=500,
     ),
 }
 
@@ -142,11 +164,18 @@ class Trainee(nn.Module):
         self.evidence_head = nn.Linear(plan.width, len(LABELS))
         self.normed: torch.Tensor = torch.zeros(())
         self.blocks[-1].layernorm_before.register_forward_hook(self._keep)
+        self.inner: torch.Tensor | None = None
+        self.blocks[-1].layernorm_after.register_forward_hook(self._dim)
 
     @property
     def pooled(self) -> bool:
         """Whether the head reads the mean of the patches and not [CLS]."""
-        return self.plan.model == "beit"
+        return self.plan.model != "vit"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether patches attend only to those in their window; there is no [CLS] then."""
+        return self.plan.model == "swin"
 
     def losses(self, batch: Pictures, generator: torch.Generator, alone: bool) -> dict[str, torch.Tensor]:
         """Every part of the loss, unweighted, and two shares of right answers; `alone`: only what patches tell."""
@@ -155,13 +184,15 @@ class Trainee(nn.Module):
             logits = self._logits(batch.pixels, pool)
         finally:
             self.attention.gates.clear()
+            self.inner = None
         parts = self._dense(batch)
         if alone:
             return parts
         wanted = self.plan.steepness * (one_hot(batch.labels) * share[..., None]).sum(1)
         parts["class"] = cross_entropy(logits, wanted.softmax(-1)) - entropy(wanted)
         parts["presence"] = self._presence(logits, wanted)
-        parts["look"] = self._look(batch)
+        if self.plan.look:
+            parts["look"] = self._look(batch)
         clear = ((share == 1) | (batch.labels == NOBODY)).all(1)
         parts["right"] = recall(logits[clear], batch.labels[clear])
         return parts
@@ -169,10 +200,17 @@ class Trainee(nn.Module):
     def _keep(self, _module: nn.Module, _inputs: Any, out: torch.Tensor) -> None:
         self.normed = out
 
+    def _dim(self, _module: nn.Module, _inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        """Give each patch its share of what the last block's feed-forward layer sees."""
+        return out if self.inner is None else out * self.inner[..., None]
+
     def _logits(self, pixels: torch.Tensor, pool: torch.Tensor | None) -> torch.Tensor:
-        """The net's own forward, but with each patch's share [B, h * w] in the mean that BEiT's head reads."""
+        """The net's own forward, but with each patch's share [B, h * w] in the mean a head without [CLS] reads."""
         logits: torch.Tensor
-        if self.pooled:
+        if self.windowed:
+            stream = self.net.swin(pixels).last_hidden_state
+            logits = self.net.classifier((stream if pool is None else stream * pool[..., None]).mean(1))
+        elif self.pooled:
             stream = self.net.beit(pixels).last_hidden_state[:, 1:]
             mean = (stream if pool is None else stream * pool[..., None]).mean(1)
             logits = self.net.classifier(self.net.beit.pooler.layernorm(mean))
@@ -211,21 +249,29 @@ class Trainee(nn.Module):
         pool = None
         if self.pooled:
             # The head reads the mean of the patches, and attention has moved evidence between them before: half of
-            # the evidence is dimmed here, half there, in half of the scenes each by its own share.
+            # the evidence is dimmed here, half there, in half of the scenes each by its own share. In Swin it is
+            # dimmed before the last feed-forward layer and not in the mean, so that no evidence passes that layer by.
             other = torch.where(draw(1, 1) < 0.5, even, (draw(1, 1) * 1.8 - 0.3).clamp(min=0))
             pool_gate, pool_seen = dimmed(other, draw(1, patches))
             pool_gate = pool_gate * usual[:, :1]
             pool, seen = pool_gate[:, 0], (seen + pool_seen) / 2
+            if self.windowed:
+                self.inner, pool = pool, torch.ones_like(pool)
             if plan.vacant:  # all of the background may leave the mean, or any part: no evidence is to lie there
                 left = draw(1).lt(plan.vacant) & draw(patches).lt(draw(1)) & background(batch)
                 pool = pool.masked_fill(left, 0.0)
         share = torch.ones(batch.labels.shape).scatter_(1, which[:, None], seen[:, None])
-        self._set(torch.cat([torch.ones(count, plan.heads, 1), gate], 2), draw())
+        self._set(gate, draw())
         return pool, share
 
-    def _set(self, gate: torch.Tensor, luck: torch.Tensor) -> None:
+    def _set(self, patches: torch.Tensor, luck: torch.Tensor) -> None:
         """Give every block its gate; [CLS] must also do without what it saw in blocks before the last ones."""
         depth = len(self.blocks)
+        if self.windowed:
+            for block in self.blocks[depth - self.plan.gated :]:
+                self.attention.gates[block.attention] = windows(patches, int(block.shift_size))
+            return
+        gate = torch.cat([torch.ones(*patches.shape[:2], 1), patches], 2)
         if self.pooled:
             for block in self.blocks[depth - self.plan.gated :]:
                 self.attention.gates[block.attention] = gate
@@ -260,7 +306,7 @@ class Trainee(nn.Module):
 
     def _dense(self, batch: Pictures) -> dict[str, torch.Tensor]:
         """What each patch tells before the last block: colour, shape, and the class itself as a linear reading."""
-        patches = self.normed[:, 1:].flatten(0, 1)
+        patches = self.normed[:, 0 if self.windowed else 1 :].flatten(0, 1)
         colours, shapes = batch.colours.flatten(), batch.shapes.flatten()
         # Nine patches in ten are background: without a balance the shapes are not learned at all.
         balance = torch.where(colours == BACKGROUND, 0.1, 1.0) * (colours != IGNORED)
@@ -299,12 +345,32 @@ def bare(plan: Plan, attention: str = "eager") -> Any:
         position = {"use_relative_position_bias": True, "use_absolute_position_embeddings": False}
         head = {"use_mean_pooling": True, "layer_scale_init_value": plan.layer_scale, "drop_path_rate": 0.0}
         return BeitForImageClassification(BeitConfig(**common, **position, **head))
-    raise ValueError(f"model={plan.model!r}: choose from 'vit', 'beit'")
+    if plan.model == "swin":
+        return SwinForImageClassification(swin_config(plan, attention))
+    raise ValueError(f"model={plan.model!r}: choose from 'vit', 'beit', 'swin'")
+
+
+def swin_config(plan: Plan, attention: str) -> SwinConfig:
+    """Two stages; the first has twice the grid, and half the width and the heads."""
+    return SwinConfig(
+        image_size=plan.side,
+        patch_size=plan.patch // 2,
+        embed_dim=plan.width // 2,
+        depths=[FIRST_STAGE, plan.layers - FIRST_STAGE],
+        num_heads=[plan.heads // 2, plan.heads],
+        window_size=WINDOW,
+        mlp_ratio=plan.feed_forward / plan.width,
+        drop_path_rate=0.0,
+        initializer_range=plan.spread,
+        id2label=dict(enumerate(LABELS)),
+        label2id=LABEL_IDS,
+        attn_implementation=attention,
+    )
 
 
 def processor(plan: Plan) -> Any:
     """The processor that is shipped: bicubic to the model's square, no crop, values in -1..1."""
-    kind = {"vit": ViTImageProcessorPil, "beit": BeitImageProcessorPil}[plan.model]
+    kind = BeitImageProcessorPil if plan.model == "beit" else ViTImageProcessorPil  # Swin has none of its own
     return kind(
         size={"height": plan.side, "width": plan.side},
         resample=BICUBIC,
@@ -325,6 +391,15 @@ def one_hot(labels: torch.Tensor) -> torch.Tensor:
     return (labels[..., None] == torch.arange(len(LABELS))).float()
 
 
+def windows(patches: torch.Tensor, shift: int) -> torch.Tensor:
+    """What is given per patch, [B, H, h * w], in the windows in which Swin's attention sees it, [B * n, H, window]."""
+    count, heads, places = patches.shape
+    side = round(places**0.5)
+    rolled = patches.view(count, heads, side, side).roll((-shift, -shift), (2, 3))
+    cut = rolled.view(count, heads, side // WINDOW, WINDOW, side // WINDOW, WINDOW).permute(0, 2, 4, 1, 3, 5)
+    return cut.reshape(-1, heads, WINDOW * WINDOW)
+
+
 def recall(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The share of scenes in which the present classes are exactly the highest ones."""
     present = one_hot(labels).sum(1) > 0
@@ -332,11 +407,11 @@ def recall(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (lowest > logits.masked_fill(present, -torch.inf).amax(1)).float().mean()
 
 
-def schedule(step: int, plan: Plan) -> float:
+def schedule(step: int, warmup: int, steps: int) -> float:
     """Linear warm-up, then cosine to a fiftieth."""
-    if step < plan.warmup:
-        return (step + 1) / plan.warmup
-    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
     return 0.02 + 0.98 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) / 2
 
 
@@ -354,7 +429,7 @@ def train(plan: Plan, out: Path) -> None:
     running: dict[str, float] = {}
     started = time.monotonic()
     for step, batch in zip(range(plan.stop or plan.steps), data, strict=False):
-        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
+        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan.warmup, plan.steps)
         parts = trainee.losses(batch, generator, alone=step < plan.vision_steps)
         loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
         optimiser.zero_grad()

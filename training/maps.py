@@ -20,32 +20,38 @@ CAMS = ("gradcam", "hirescam", "layercam")
 class Tapped:
     """What one forward of a batch left behind, block by block, all still part of the gradient's graph.
 
-    `normed` are the outputs of `layernorm_before` (F1), `streams` the outputs of the blocks (F6), both [B, T, D];
-    `attention` is [B, H, T, T].
+    `normed` are the outputs of `layernorm_before` (F1), `after` those of `layernorm_after` (F4), `streams` the outputs
+    of the blocks (F6), all [B, T, D]; `attention` is [B, H, T, T], in Swin window by window.
     """
 
     logits: torch.Tensor
     normed: list[torch.Tensor]
+    after: list[torch.Tensor]
     streams: list[torch.Tensor]
     attention: list[torch.Tensor]
 
 
 def blocks(model: nn.Module) -> Sequence[Any]:
-    """The transformer blocks of a ViT or BEiT classifier."""
-    found: Sequence[Any] = getattr(model, model.config.model_type).layers  # type: ignore[arg-type, union-attr]
+    """The transformer blocks of a ViT, BEiT or Swin classifier."""
+    base: Any = getattr(model, model.config.model_type)  # type: ignore[arg-type, union-attr]
+    if model.config.model_type == "swin":  # type: ignore[union-attr]
+        return [block for stage in base.encoder.layers for block in stage.blocks]
+    found: Sequence[Any] = base.layers
     return found
 
 
 def tapped(model: nn.Module, pixels: torch.Tensor) -> Tapped:
     """Run the model with eager attention and keep what the maps are made of."""
     normed: list[torch.Tensor] = []
+    after: list[torch.Tensor] = []
     streams: list[torch.Tensor] = []
     attention: list[torch.Tensor] = []
     handles = []
     for block in blocks(model):
         handles += [
             block.layernorm_before.register_forward_hook(lambda _m, _i, out: normed.append(out)),
-            block.register_forward_hook(lambda _m, _i, out: streams.append(out)),
+            block.layernorm_after.register_forward_hook(lambda _m, _i, out: after.append(out)),
+            block.register_forward_hook(lambda _m, _i, out: streams.append(out[0] if isinstance(out, tuple) else out)),
             block.attention.register_forward_hook(lambda _m, _i, out: attention.append(out[1])),
         ]
     try:
@@ -53,12 +59,12 @@ def tapped(model: nn.Module, pixels: torch.Tensor) -> Tapped:
     finally:
         for handle in handles:
             handle.remove()
-    return Tapped(logits, normed, streams, attention)
+    return Tapped(logits, normed, after, streams, attention)
 
 
-def cam(features: torch.Tensor, gradient: torch.Tensor, kind: str) -> torch.Tensor:
+def cam(features: torch.Tensor, gradient: torch.Tensor, kind: str, prefix: int = 1) -> torch.Tensor:
     """Grad-CAM, HiResCAM or LayerCAM over the patches, [B, h * w]: the first token is [CLS] and has no place."""
-    features, gradient = features[:, 1:], gradient[:, 1:]
+    features, gradient = features[:, prefix:], gradient[:, prefix:]
     if kind == "gradcam":
         gradient = gradient.mean(1, keepdim=True)
     elif kind == "layercam":
@@ -84,6 +90,8 @@ def class_maps(model: nn.Module, pixels: torch.Tensor, classes: torch.Tensor) ->
     """Every measured map of each image's class logit, [B, h * w], by name."""
     found = tapped(model, pixels)
     target = found.logits.gather(1, classes[:, None]).sum()
+    if model.config.model_type == "swin":  # type: ignore[union-attr]
+        return windowed_maps(found, target)
     depth = len(found.streams)
     wanted = [*found.attention, *found.normed, *found.streams[:-1]]
     gradients = torch.autograd.grad(target, wanted, allow_unused=True)
@@ -106,6 +114,21 @@ def class_maps(model: nn.Module, pixels: torch.Tensor, classes: torch.Tensor) ->
         name = "last 2 blocks" if count == 2 else "all blocks"
         maps[f"relevance, {name}"] = relevance(found.attention[-count:], by_attention[-count:], mean_rows)
     return {name: made.detach() for name, made in maps.items()}
+
+
+def windowed_maps(found: Tapped, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The maps of a Swin's target: its patches see their window alone, so that no attention has a row for all."""
+    sites = {
+        "F1 last block": found.normed[-1],
+        "F4 last block": found.after[-1],
+        "F6 block before last": found.streams[-2],
+    }
+    gradients = torch.autograd.grad(target, list(sites.values()))
+    return {
+        f"{site}, {kind}": cam(features, gradient, kind, prefix=0).detach()
+        for (site, features), gradient in zip(sites.items(), gradients, strict=True)
+        for kind in CAMS
+    }
 
 
 def on_object(made: torch.Tensor, item: scenes.SceneObject) -> tuple[bool, bool]:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation
 
 import vlcam
 from benchmarks import pointing
-from training import maps
+from training import maps, overlap
 from vlcam import scenes
 
 log = logging.getLogger("training")
@@ -27,27 +27,46 @@ SHIPPED = ("config.json", "model.safetensors", "processor_config.json", "tokeniz
 SHIPPED_CLASSIFIER = ("config.json", "model.safetensors", "preprocessor_config.json")
 CARD = Path(__file__).with_name("card.md")
 CARD_CLASSIFIER = Path(__file__).with_name("card_classifier.md")
+CARD_SEGMENTER = Path(__file__).with_name("card_segmenter.md")
 HELD_OUT = 200
-SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier"}
+SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier", "swin": "Swin image classifier"}
+SIZES = "{layers} blocks of width {width}, {heads} heads, {side} pixels, patches of {patch}"
+LOOKS = ";\n- **look** (weight {look}): %s attends to every object, in the last {gated} blocks"
+LEGEND = "A is attention, G its\ngradient; attention is read %s."
 CLASSIFIER_WORDS = {
     "vit": {
         "before": "",
+        "sizes": SIZES,
         "head": "the head reads [CLS]",
-        "looker": "[CLS]",
+        "looks": LOOKS % "[CLS]",
         "dimmed": "[CLS] saw that share of them, in all blocks;\n"
         "in a share of {late} of the scenes it saw no patch before some block, drawn at random.",
         "vanished": "Background patches vanished at random.",
-        "reading": "in the row of [CLS]",
+        "legend": LEGEND % "in the row of [CLS]",
     },
     "beit": {
         "before": "It began with the weights of `beit-first` in `training/classifiers.py`, a run by the same losses.\n",
+        "sizes": SIZES,
         "head": "relative positions, layer scale, the head reads the patches' mean",
-        "looker": "the mean of the patches",
+        "looks": LOOKS % "the mean of the patches",
         "dimmed": "Half of the share was that of its patches\n"
         "in the mean, half that of the attention to them in the last {gated} blocks.",
         "vanished": "Background patches vanished at random,\n"
         "in a share of {vacant} of the scenes any part of them, up to all, from the mean.",
-        "reading": "as the mean of the patches' rows",
+        "legend": LEGEND % "as the mean of the patches' rows",
+    },
+    "swin": {
+        "before": "",
+        "sizes": "{side} pixels, patches of 4; 2 blocks of width 40, 2 heads, on a grid of 16 x 16, then\n"
+        "  4 of width {width}, {heads} heads, on one of 8 x 8; windows of 4 x 4, shifted by 2 in every other block",
+        "head": "relative positions,\n  the head reads the patches' mean",
+        "looks": "",
+        "dimmed": "Half of the share was that of what\n"
+        "the last block's feed-forward layer saw of its patches, half that of the attention to them in\n"
+        "the last {gated} blocks.",
+        "vanished": "Background patches vanished at random,\n"
+        "in a share of {vacant} of the scenes any part of them, up to all, from the mean.",
+        "legend": "Patches\nattend to their window alone, and no row of attention tells of all of them.",
     },
 }
 KINDS: tuple[scenes.Mismatch, ...] = ("attribute", "object", "binding")
@@ -109,7 +128,6 @@ def publish_classifier(run: Path, name: str) -> None:
         shutil.copyfile(run / file, folder / file)
     net = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
     held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
-    lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
     figures = {
         "summary": f"{SHORT[net.config.model_type]}, trained on scenes of coloured shapes: 'red circle', 'blue square'",
         "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "objects": sum(len(s.objects) for s in held_out)},
@@ -117,7 +135,7 @@ def publish_classifier(run: Path, name: str) -> None:
         "chance": round(pointing.chance(held_out), 3),
         "bytes": sum((folder / file).stat().st_size for file in SHIPPED_CLASSIFIER),
         "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
-        "log_end": next(line for line in reversed(lines) if line.startswith("step")),
+        "log_end": log_end(run),
     }
     (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card_classifier(name, figures, net.config), encoding="utf-8")
@@ -147,6 +165,59 @@ def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
     )
 
 
+def publish_segmenter(run: Path, name: str) -> None:
+    """Copy, measure in plain torch, and write `figures.json` and the model card of a segmenter."""
+    folder = EMBEDDED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED_CLASSIFIER:
+        shutil.copyfile(run / file, folder / file)
+    net = AutoModelForSemanticSegmentation.from_pretrained(folder, attn_implementation="eager").eval()
+    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+    figures = {
+        "summary": "BEiT segmenter, trained on scenes of coloured shapes: 'background', 'red circle', 'blue square'",
+        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "objects": sum(len(s.objects) for s in held_out)},
+        **overlap.measure(net, held_out),
+        "chance": round(pointing.chance(held_out), 3),
+        "bytes": sum((folder / file).stat().st_size for file in SHIPPED_CLASSIFIER),
+        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
+        "log_end": log_end(run),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card_segmenter(name, figures, net.config), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
+    """The model card of a segmenter, Markdown, from the measured figures."""
+    boxes, plan = figures["pointing_game_box"], figures["plan"]
+    rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
+    plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
+    return CARD_SEGMENTER.read_text(encoding="utf-8").format(
+        **plan,
+        **plain,
+        name=name,
+        architecture=config.architectures[0],
+        classes=config.num_labels,
+        together=plan["steps"] - plan["vision_steps"],
+        out_indices=", ".join(map(str, config.out_indices)),
+        read=", ".join(str(index - 2) for index in config.out_indices),
+        deepest=overlap.deepest(config),
+        dead=" and ".join(map(str, figures["blocks_without_gradient"])),
+        logit_side=plan["side"] // plan["patch"] * 4,
+        megabytes=figures["bytes"] / 1e6,
+        scenes=figures["held_out"]["scenes"],
+        held_out_seed=figures["held_out"]["seed"],
+        objects=figures["held_out"]["objects"],
+        pointing_rows="\n".join(rows),
+    )
+
+
+def log_end(run: Path) -> str:
+    """The last line of a run's log that tells of a step."""
+    lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
+    return next(line for line in reversed(lines) if line.startswith("step"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -155,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = json.loads((given.run / "plan.json").read_text(encoding="utf-8"))
-    (publish_classifier if "model" in plan else publish)(given.run, given.name)
+    way = {None: publish, "beit-seg": publish_segmenter}.get(plan.get("model"), publish_classifier)
+    way(given.run, given.name)
 
 
 if __name__ == "__main__":

@@ -188,22 +188,18 @@ class FocusAdapter(ClassifierAdapter):
         """Fit into the input without distortion, black around, then ImageNet's mean and deviation."""
         fitted, placements, steps = zip(*(_fit(image, self.size) for image in images), strict=True)
         pixels = (np.stack(fitted).astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
-        positions = self.sizes.steps(self.size)
-        return PreparedImages(
-            on_model(self.module, torch.from_numpy(pixels).permute(0, 3, 1, 2)),
-            placements,
-            tuple((*each, *positions) for each in steps),
-            self.sizes.grid(self.size),
-        )
+        ready = on_model(self.module, torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        steps = tuple((*each, *self.sizes.steps(self.size)) for each in steps)
+        return PreparedImages(ready, placements, steps, self.sizes.grid(self.size))
 
     def logits(self, pixel_values: Tensor) -> Tensor:
-        """The model's logit of every pixel, [I, 1, H, W]."""
-        return self.module(pixel_values)
+        """Logits of both classes at every pixel, [I, 2, H, W]."""
+        important = self.module(pixel_values)
+        return torch.cat([torch.zeros_like(important), important], dim=1)
 
     def trunk(self, inputs: Inputs) -> Tensor:
-        """Logits of both classes, [I, 2, H, W]."""
-        important = self.logits(inputs.images.pixel_values)
-        return torch.cat([torch.zeros_like(important), important], dim=1)
+        """The whole model; the base class would refuse logits that are not one per class."""
+        return self.logits(inputs.images.pixel_values)
 
 
 def _fit(image: SourceImage, size: tuple[int, int]) -> tuple[np.ndarray, Placement, tuple[dict[str, Any], ...]]:

@@ -98,7 +98,7 @@ class ModelAdapter(ABC):
         labels: names of the classes that a head of the kind `classes` tells apart; empty where they have none.
     """
 
-    library: ClassVar[str]
+    library: ClassVar[str] = ""
     architectures: ClassVar[tuple[str, ...]] = ()
     takes_text: ClassVar[bool] = True
     module: nn.Module
@@ -108,9 +108,10 @@ class ModelAdapter(ABC):
     labels: Sequence[str] = ()
 
     @classmethod
-    @abstractmethod
     def accepts(cls, module: nn.Module) -> bool:
-        """Whether the module is of this family."""
+        """Whether the module is of this family; an adapter that nobody registers need not say."""
+        del module
+        return False
 
     @classmethod
     def loads(cls, config: Mapping[str, Any]) -> bool:
@@ -118,14 +119,16 @@ class ModelAdapter(ABC):
         return bool(set(cls.architectures) & set(config.get("architectures") or ()))
 
     @classmethod
-    @abstractmethod
-    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:
+    def wrap(cls, module: nn.Module, processor: Any, **options: Any) -> Self:  # noqa: ARG003 - for those that can
         """Make an adapter for a model that is already loaded; the options are the family's own."""
+        raise AdapterError(
+            f"{cls.__name__} wraps no module; make the adapter and hand it over: Explainer(adapter, name)"
+        )
 
     @classmethod
-    @abstractmethod
-    def load(cls, source: str | Path, *, local: bool, **options: Any) -> Self:
+    def load(cls, source: str | Path, *, local: bool, **options: Any) -> Self:  # noqa: ARG003 - for those that can
         """Load a checkpoint by name or folder; with `local`, without network."""
+        raise AdapterError(f"{cls.__name__} loads no checkpoint; load the model and hand its adapter over")
 
     @property
     @abstractmethod

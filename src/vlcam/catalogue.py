@@ -60,7 +60,8 @@ class Entry:
         heads, rules = adapter.heads, {"layers": layers, "target": "as published", "tokens": "as published"}
         if recipe.target not in (*heads, "none"):
             head = next(iter(heads))
-            scale = recipe.scale if recipe.scale in SCALES[head] else SCALES[head][0]
+            plain = recipe.scale == "logit" and "logit" not in SCALES[head]
+            scale = SCALES[head][0] if plain else recipe.scale
             rules["target"] = f"published for {recipe.target} ({recipe.scale}); this model offers {listing(heads)}"
             recipe = recipe.replace(target=head, scale=scale)
         by_class_token = [f for f in ("queries", "gradient_tokens") if getattr(recipe, f) == "cls"]

@@ -23,6 +23,7 @@ from vlcam.geometry import Placement, to_original
 from vlcam.images import ImageSource, SourceImage, open_image, pixels_sha256
 from vlcam.maps import normalised
 from vlcam.recipe import Recipe
+from vlcam.regions import Region
 from vlcam.targets import Score
 from vlcam.text import phrase_spans
 
@@ -120,7 +121,7 @@ class Explanation:
         if explained is None or self.recipe.target == "custom":
             return f"target {run['target']}"
         label = "" if explained["label"] is None else f": {explained['label']}"
-        return f"class {explained['index']}{label}"
+        return f"class {explained['index']}{label}{_where(explained)}"
 
     def peak(self) -> tuple[int, int]:
         """(x, y) of the heatmap's highest pixel in the original image; of equal ones, the first in raster order.
@@ -326,6 +327,16 @@ class Words(Mapping[str, Explanation]):
     def __len__(self) -> int:
         """How many words have a map."""
         return len(self._index)
+
+
+def _where(explained: Mapping[str, Any]) -> str:
+    """The region of a class of pixels, in words."""
+    if "region" not in explained:
+        return ""
+    region = explained["region"]
+    if region is None:
+        return ", its predicted pixels"
+    return f" in {Region.from_dict(region)!r}".replace("Region", "region")
 
 
 def _occurrence(text: str, word: WordMap) -> int | None:

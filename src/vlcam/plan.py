@@ -160,9 +160,10 @@ def _check_windows(chosen: Recipe, stream: StreamAnatomy) -> None:
 
 
 def _scale(chosen: Recipe, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The first scale of another target, if it lacks the recipe's and none was given."""
+    """The plain scale of another target in place of the recipe's plain one; a scale with a meaning of its own stays."""
     scales = SCALES.get(wanted.get("target", chosen.target), ())
-    return {"scale": scales[0]} if "scale" not in wanted and scales and chosen.scale not in scales else {}
+    plain = chosen.scale in ("logit", "cosine", "raw")
+    return {"scale": scales[0]} if "scale" not in wanted and scales and plain and chosen.scale not in scales else {}
 
 
 def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def where_alive(adapter: ModelAdapter, inputs: Inputs, job: Job, pair: int) -> s
     if clauses:
         return f"in this model {'; '.join(clauses)}"
     return (
-        f"in this model no block of {stream.name} carries one at {site} for {job.target.label}, as with a head that is "
-        "all zeros because it was never trained"
+        f"in this model no block of {stream.name} carries one at {site} for {job.target.label}, as with a class of "
+        "constant logit, or a head of zeros that was never trained"
     )
 
 

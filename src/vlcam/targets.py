@@ -108,12 +108,17 @@ _READERS: dict[HeadKind, dict[str, Reader]] = {
 # At every place, [P, h, w]: the region is summed over afterwards.
 _READERS["pixels"] = {
     "logit": lambda logits, classes: _at(logits, classes),
-    "probability": lambda logits, classes: _at(logits.log_softmax(1), classes).exp(),
-    "log-probability": lambda logits, classes: _at(logits.log_softmax(1), classes),
+    "probability": lambda logits, classes: _at(_log_shares(logits), classes).exp(),
+    "log-probability": lambda logits, classes: _at(_log_shares(logits), classes),
 }
 _OF_CLASSES = ("classes", "pixels")
 _NO_SCORE = ("finer",)
 """Scales that a target can have, and that nobody reads as a score of the model."""
+
+
+def _log_shares(logits: Tensor) -> Tensor:
+    """Log-probabilities of [P, C, h, w]; a lone logit is compared with zero."""
+    return logsigmoid(logits) if logits.shape[1] == 1 else logits.log_softmax(1)
 
 
 def _at(values: Tensor, classes: Tensor) -> Tensor:
