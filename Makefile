@@ -49,6 +49,10 @@ train: $(READY) ## train the embedded models from their seeds, under two hours o
 	$(BIN)/python -m training.classifiers --model beit-first --out runs/tiny-beit-first
 	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
 	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
+	$(BIN)/python -m training.classifiers --model swin --out runs/tiny-swin
+	$(BIN)/python -m training.publish runs/tiny-swin tiny-swin
+	$(BIN)/python -m training.segmenter --out runs/tiny-beit-seg
+	$(BIN)/python -m training.publish runs/tiny-beit-seg tiny-beit-seg
 
 clean: ## forget the environment and what was made
 	rm -rf .venv demo dist build

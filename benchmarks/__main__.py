@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import itm, pointing, pointing_classes, vit
+from benchmarks import asking, itm, pointing, pointing_classes, swin, vit
 
 
 def main() -> None:
     """Run one benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     which = parser.add_subparsers(dest="name", required=True)
-    for name, what in (("itm", "an ITM explanation"), ("vit", "explaining a class")):
+    costs = {
+        "itm": "an ITM explanation",
+        "vit": "explaining a class with a ViT",
+        "swin": "explaining a class with a Swin",
+        "asking": "recipes that ask the model again",
+    }
+    for name, what in costs.items():
         cost = which.add_parser(name, help=f"cost of {what} in units of the model's own forward")
         cost.add_argument("--rounds", type=int, default=5)
         cost.add_argument("--device", default="cpu")
@@ -25,8 +31,11 @@ def main() -> None:
     classes.add_argument("--scenes", type=int, default=200)
     classes.add_argument("--write", type=Path, help="write the table to this Markdown file")
     given = parser.parse_args()
-    if given.name in ("itm", "vit"):
-        text = {"itm": itm, "vit": vit}[given.name].table(rounds=given.rounds, device=given.device)
+    how = {"rounds": given.rounds, "device": given.device} if given.name in costs else {}
+    if given.name == "swin":
+        text = vit.table(**how, make=swin.jobs, what=swin.WHAT, name="swin")
+    elif given.name in costs:
+        text = {"itm": itm, "vit": vit, "asking": asking}[given.name].table(**how)
     elif given.name == "pointing-classes":
         text = pointing_classes.table(given.scenes)
     else:

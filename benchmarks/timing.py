@@ -32,11 +32,11 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]
     }
 
 
-def peak_memory(make: Callable[[], Jobs], names: list[str]) -> dict[str, float]:
+def peak_memory(make: Callable[[str], Jobs], names: list[str]) -> dict[str, float]:
     """By how many MiB each job raises the peak of a process that has run the first job; each in a process of its own.
 
     Args:
-        make: builds the jobs; importable, because it runs in the new processes.
+        make: builds the jobs for a device; importable, because it runs in the new processes.
         names: which jobs.
     """
     context = multiprocessing.get_context("spawn")
@@ -47,8 +47,8 @@ def peak_memory(make: Callable[[], Jobs], names: list[str]) -> dict[str, float]:
     return found
 
 
-def _raised(make: Callable[[], Jobs], name: str) -> float:
-    jobs = make()
+def _raised(make: Callable[[str], Jobs], name: str) -> float:
+    jobs = make("cpu")
     next(iter(jobs.values()))()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     jobs[name]()

@@ -100,15 +100,16 @@ PLANS = {
     "swin": Plan(
         model="swin",
         seed=3_000_003,
-        steps=4000,
-        batch=32,
-        vision_steps=200,
-        warmup=100,
+        steps=3000,
+        batch=24,
+        rate=2e-3,
+        vision_steps=1400,
         width=80,
         feed_forward=240,
         look=0.0,
+        gated=1,
         vacant=0.5,
-        measure=500,
+        measure=400,
     ),
 }
 

@@ -62,8 +62,7 @@ CLASSIFIER_WORDS = {
         "head": "relative positions,\n  the head reads the patches' mean",
         "looks": "",
         "dimmed": "Half of the share was that of what\n"
-        "the last block's feed-forward layer saw of its patches, half that of the attention to them in\n"
-        "the last {gated} blocks.",
+        "the last block's feed-forward layer saw of its patches, half that of the attention to them there.",
         "vanished": "Background patches vanished at random,\n"
         "in a share of {vacant} of the scenes any part of them, up to all, from the mean.",
         "legend": "Patches\nattend to their window alone, and no row of attention tells of all of them.",

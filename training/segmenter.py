@@ -43,8 +43,8 @@ class Plan:
 
     model: str = "beit-seg"
     seed: int = 4_000_003
-    vision_steps: int = 2500
-    steps: int = 3000
+    vision_steps: int = 1800
+    steps: int = 2400
     stop: int = 0
     batch: int = 24
     repeats: int = 6
