@@ -41,7 +41,7 @@ notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
 docs: notebooks ## remake the measured tables and run the notebooks
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 
-train: $(READY) ## train the embedded models from their seeds, under two hours on two cores
+train: $(READY) ## train the embedded models from their seeds, a few hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
 	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
 	$(BIN)/python -m training.classifiers --model vit --out runs/tiny-vit

@@ -8,7 +8,7 @@ from vlcam import scenes
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
 
-MODELS = ("tiny-vit", "tiny-beit")
+MODELS = ("tiny-vit", "tiny-beit", "tiny-swin")
 BATCH = 50
 
 

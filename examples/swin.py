@@ -48,14 +48,14 @@ last attention, does not exist here.
 
 
 # %%
-def show(picture: PIL.Image.Image | Figure, width: int | None = None) -> Image:
-    """A picture or a figure in 128 colours, which keeps this file small."""
+def show(picture: PIL.Image.Image | Figure, width: int | None = None, dpi: int = 75) -> Image:
+    """A picture or a figure in 64 colours, which keeps this file small."""
     if isinstance(picture, Figure):
         drawn = io.BytesIO()
-        picture.savefig(drawn, dpi=75, bbox_inches="tight")
+        picture.savefig(drawn, dpi=dpi, bbox_inches="tight")
         picture = PIL.Image.open(drawn)
     buffer = io.BytesIO()
-    picture.convert("RGB").quantize(128, kmeans=1).save(buffer, "PNG", optimize=True)
+    picture.convert("RGB").quantize(64, kmeans=1).save(buffer, "PNG", optimize=True)
     return Image(buffer.getvalue(), width=width)
 
 
@@ -100,8 +100,9 @@ left, and what leaves at one edge comes in at the other. Tokens that meet only b
 keeps them apart.
 
 `capture` gives `F2` as it is inside the model, one matrix per window. The adapter knows how the windows lie. The
-picture shows two tokens of the first stage, marked by a cross, in the block without and in the block with a shift. The
-frame of grey is the window; colours say where the token looks, the mean over heads.
+picture shows two tokens of the first stage, marked by a cross, in the block without and in the block with a shift.
+What is coloured is the token's window, and the colour says how much it takes from there, the mean over heads. White
+lies outside of the window.
 """
 
 # %%
@@ -135,7 +136,6 @@ def seen_by(tokens: Mapping[str, tuple[int, int]], blocks: list[vlcam.Explanatio
             token = row * columns + column
             window = together[token].view(rows, columns)
             looks = np.ma.masked_where(~window.numpy(), matrix[token].view(rows, columns).numpy())
-            ax.imshow(window.numpy(), cmap="Greys", vmin=0, vmax=3)
             drawn = ax.imshow(looks, cmap="inferno", vmin=0, vmax=float(matrix[token].max()))
             ax.plot(column, row, "x", color="deepskyblue", markersize=8, markeredgewidth=2)
             ax.set_title(f"{found.recipe.name}, {title}", fontsize=8)
@@ -225,10 +225,10 @@ for layer in (depth - 1, first - 1):
     print(f"block {layer}:", ", ".join(f"{counted.count(status)} {status}" for status in dict.fromkeys(counted)))
     if layer == depth - 1:
         last = swept
-show(vlcam.compare(last))
+show(vlcam.compare(last), dpi=60)
 
 # %%
-show(vlcam.compare(swept))
+show(vlcam.compare(swept), dpi=60)
 
 # %% [markdown]
 """
@@ -243,22 +243,18 @@ The cell works it out of the whole matrix, in which tokens of different windows 
 """
 
 # %%
-attended = [
-    model.explain(scene.image, recipe="raw-attention", layer=layer, name=f"attention, block {layer}")
-    for layer in range(depth)
-]
-for found in attended[:first]:
+attended, weighted = (
+    [model.explain(scene.image, recipe=name, target=TARGET, layer=layer) for layer in range(depth)]
+    for name in ("raw-attention", "attn-gradcam")
+)
+for layer, found in enumerate(attended[:first]):
     matrix, together = whole_matrix(found)
     received = matrix.sum(0) / together.sum(0)
     apart = np.abs(received.view(found.tokens.shape).numpy() - found.tokens).max()
     within = (together.float() @ received) / together.sum(1)
-    print(f"{found.recipe.name}: from the whole matrix, at most {apart:.1e}")
+    print(f"raw-attention, block {layer}: from the whole matrix, at most {apart:.1e}")
     print(f"  mean over the cells of a window: {float(within.min()):.6f} to {float(within.max()):.6f}")
-weighted = [
-    model.explain(scene.image, recipe="attn-gradcam", target=TARGET, layer=layer, name=f"attn-gradcam, block {layer}")
-    for layer in range(depth)
-]
-show(vlcam.gallery(attended + weighted))
+show(vlcam.compare(attended + weighted, rows="weighting", columns="layers"))
 
 # %% [markdown]
 """
@@ -529,7 +525,7 @@ for layers in ("all", reached):
         print(f"layers {layers}: {found}")
     except vlcam.EvidenceError as error:
         print(f"layers {layers}: {error}")
-print(f"raw attention of the last block: {segmenter.explain(scene.image, recipe='raw-attention', target=question).status}")
+print("raw attention of the last block:", segmenter.explain(scene.image, recipe="raw-attention").status)
 
 # %% [markdown]
 """
@@ -540,7 +536,20 @@ is the sum over the region; scores are means over it, and say so. A class that t
 to explain, and needs a region.
 """
 
+
+
 # %%
+def beside(maps: Mapping[str, vlcam.Explanation]) -> Figure:
+    """The image and the overlays of explanations that answer several questions."""
+    pictures = {"image": scene.image} | {title: found.overlay() for title, found in maps.items()}
+    figure = Figure(figsize=(2.0 * len(pictures), 2.3), layout="constrained")
+    for ax, (title, picture) in zip(figure.subplots(1, len(pictures)), pictures.items(), strict=True):
+        ax.imshow(picture)
+        ax.set_title(title, fontsize=8)
+        ax.set_axis_off()
+    return figure
+
+
 mask = Region.of(objects[TARGET].mask)
 regions: dict[str, Any] = {"predicted": Class(TARGET), "box": question, "mask": Class(TARGET, region=mask)}
 here = {}
@@ -560,7 +569,7 @@ try:
     segmenter.explain(scene.image, target=absent, layer=deepest)
 except vlcam.EvidenceError as error:
     print(error)
-show(vlcam.gallery(list(here.values())))
+show(beside(here))
 
 # %% [markdown]
 """
@@ -582,17 +591,19 @@ elsewhere = {
 }
 for phrase, found in elsewhere.items():
     print(f"{TARGET} on the {phrase}: {found.scores['segmentation_logit']}")
-show(vlcam.gallery(list(elsewhere.values())))
+show(beside(elsewhere))
 
 # %% [markdown]
 """
-Every site by every weighting, in the deepest block on the path.
+Every site by some weightings, in the deepest block on the path. Patches have a gradient everywhere, for the decoder
+reads them all.
 """
 
 # %%
-grid = vlcam.all_recipes(segmenter, layers=deepest)
+some = ["gradcam", "hirescam", "layercam", "eigencam", "attention", "gradient", "attention*gradient", "head_weights"]
+grid = vlcam.all_recipes(segmenter, layers=deepest, weighting=some)
 swept = segmenter.sweep(scene.image, recipes=grid, target=question, empty="keep")
-show(vlcam.compare(swept))
+show(vlcam.compare(swept), dpi=60)
 
 # %% [markdown]
 """

@@ -19,10 +19,11 @@ from vlcam.explanation import Explanation
 from vlcam.grid import fitting
 from vlcam.images import ImageSource
 from vlcam.making import Asking, Empty, Making, own_conditions
+from vlcam.naming import block_named
 from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash
-from vlcam.recipe import Recipe, takes_target
+from vlcam.recipe import Layers, Recipe, takes_target
 from vlcam.regions import on_model_input
 from vlcam.targets import Asked, read_target, resolve
 
@@ -86,7 +87,8 @@ class Explainer:
                 the model's scores; or a callable on the head's output.
             phrase: words of the text; the map is then the mean over their query rows.
             occurrence: which one, counted from 1, where the phrase stands more than once.
-            layer: block index or indices, `last` or `all`, in place of the recipe's.
+            layer: block index or indices, dotted names of modules (`vit.layers.3`), `last` or `all`, in place of the
+                recipe's.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
             batch: how many variants run at once, for a recipe that asks the model again (Score-CAM and its like).
             progress: called with (how many have run, of how many) after each such batch; an exception that it raises
@@ -105,7 +107,7 @@ class Explainer:
         if layer is not None:
             if "layers" in choices:
                 raise RecipeError(f"layer={layer!r} and layers={choices['layers']!r}: give one of them")
-            choices["layers"] = block_numbers(layer)
+            choices["layers"] = self._numbers(layer, recipe, choices)
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
         asking = Asking(batch, progress)
@@ -214,6 +216,17 @@ class Explainer:
 
     def _asked(self, target: Any) -> Asked:
         return read_target(target, self.adapter.heads, self.adapter.labels)
+
+    def _numbers(self, layer: Any, recipe: str | Recipe | None, choices: dict[str, Any]) -> Layers:
+        """Block numbers from numbers, or from the dotted names of modules."""
+        given = [layer] if isinstance(layer, str) else layer
+        if not isinstance(given, (list, tuple)) or not any(isinstance(each, str) and "." in each for each in given):
+            return block_numbers(layer)
+        base = recipe if recipe is not None else default(self.adapter.heads)
+        own = base if isinstance(base, Recipe) else named(base).recipe
+        stream = self.anatomy.stream(choices.get("stream", own.stream))
+        root = self.adapter.module
+        return block_numbers([block_named(each, stream, root) if isinstance(each, str) else each for each in given])
 
     def _plan(self, recipe: str | Recipe | None, asked: Asked, choices: dict[str, Any], **words: Any) -> Job:
         """Fit one recipe; what was asked for replaces its target unless it takes none."""

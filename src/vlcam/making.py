@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from vlcam.errors import EvidenceError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
+from vlcam.naming import module_names
 from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
@@ -68,6 +69,7 @@ class Making:
     pairs: Pairs
     asking: Asking = Asking()
     empty: Empty = "raise"
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def explanations(self, jobs: Sequence[Job]) -> list[list[Explanation]]:
         """For every job an explanation per pair; jobs that share a head share a pass."""
@@ -107,6 +109,11 @@ class Making:
         count = range(len(inputs.image_of))
         return [Scores(adapter.heads, pair, known, fetch, target.classes, target.weights) for pair in count]
 
+    def _names(self, stream: str) -> tuple[str, ...]:
+        if stream not in self.names:
+            self.names[stream] = module_names(self.adapter.anatomy.stream(stream), self.adapter.module)
+        return self.names[stream]
+
     def _run(self, jobs: Sequence[Job]) -> list[Seen]:
         """One pass for jobs that share a head: for each what its target gave."""
         taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
@@ -142,6 +149,7 @@ class Making:
         own = {
             "class": seen.classes[pair],
             "asked": questions(job, found, selection),
+            "modules": [self._names(job.recipe.stream)[layer] for layer in job.layers],
             "windows": None if cut is None else {"size": list(cut.window), "shift": list(cut.shift)},
         }
         return Explanation(

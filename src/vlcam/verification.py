@@ -27,6 +27,7 @@ TOLERANCE = 1e-5
 _LABELS = (
     "image.name",
     "image.sha256",
+    "run.modules",
     "run.fitted.layers",
     "run.fitted.target",
     "run.fitted.tokens",
