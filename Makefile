@@ -34,12 +34,17 @@ format: $(READY) ## bring the code into its one layout
 
 bench: $(READY) ## measure cost in units of the model's own forward
 	$(BIN)/python -m benchmarks itm
+	$(BIN)/python -m benchmarks vit
+	$(BIN)/python -m benchmarks swin
+	$(BIN)/python -m benchmarks asking
 
 notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
 	$(BIN)/python docs/run_notebooks.py
 
-docs: notebooks ## remake the measured tables and run the notebooks
+docs: notebooks ## remake the measured tables, the pictures, and the notebooks
+	$(BIN)/python docs/draw_images.py
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
+	$(BIN)/python -m benchmarks pointing-classes --write docs/pointing_classes.md
 
 train: $(READY) ## train the embedded models from their seeds, a few hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
@@ -49,9 +54,11 @@ train: $(READY) ## train the embedded models from their seeds, a few hours on tw
 	$(BIN)/python -m training.classifiers --model beit-first --out runs/tiny-beit-first
 	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
 	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
+	$(BIN)/python -m training.classifiers --model swin-first --out runs/tiny-swin-first
 	$(BIN)/python -m training.classifiers --model swin --out runs/tiny-swin
 	$(BIN)/python -m training.publish runs/tiny-swin tiny-swin
-	$(BIN)/python -m training.segmenter --out runs/tiny-beit-seg
+	$(BIN)/python -m training.segmenter --run first --out runs/tiny-beit-seg-first
+	$(BIN)/python -m training.segmenter --run last --out runs/tiny-beit-seg
 	$(BIN)/python -m training.publish runs/tiny-beit-seg tiny-beit-seg
 
 clean: ## forget the environment and what was made

@@ -59,7 +59,7 @@ def show(picture: PIL.Image.Image | Figure, width: int | None = None, dpi: int =
     return Image(buffer.getvalue(), width=width)
 
 
-scene = next(scenes.generate(1, seed=3, start=56, objects=(3, 3)))
+scene = next(scenes.generate(1, seed=3, start=46, objects=(3, 3)))
 objects = {item.phrase: item for item in scene.objects}
 model = vlcam.load("tiny-swin")
 vision = model.anatomy.stream("vision")
@@ -83,7 +83,7 @@ used: their size, and by how much the grid was shifted before it was cut.
 """
 
 # %%
-TARGET = "red triangle"
+TARGET = "red cross"
 by_block = [model.explain(scene.image, target=TARGET, layer=layer, name=f"block {layer}") for layer in range(depth)]
 for found in by_block:
     run = found.provenance["run"]
@@ -99,11 +99,12 @@ its neighbour across a border. So every other block shifts the grid by half a wi
 left, and what leaves at one edge comes in at the other. Tokens that meet only because of that are strangers, and a mask
 keeps them apart.
 
-`capture` gives `F2` as it is inside the model, one matrix per window. The adapter knows how the windows lie. The
+`capture` gives `F2` as it is inside the model, one matrix per window. The record says how the windows lie. The
 picture shows two tokens of the first stage, marked by a cross, in the block without and in the block with a shift.
 What is coloured is the token's window, and the colour says how much it takes from there, the mean over heads. White
 lies outside of the window.
 """
+
 
 # %%
 def cut(found: vlcam.Explanation) -> vlcam.tokens.Windows:
@@ -157,15 +158,17 @@ what the token gives to strangers, beside what it gives to the tokens of its own
 for found in by_block[:first]:
     matrix, together = whole_matrix(found)
     side = cut(found).window[0]
-    rows, columns = (torch.arange(len(matrix)) // found.tokens.shape[1], torch.arange(len(matrix)) % found.tokens.shape[1])
+    rows, columns = torch.tensor(np.indices(found.tokens.shape).reshape(2, -1))
     far = ((rows[:, None] - rows).abs() >= side) | ((columns[:, None] - columns).abs() >= side)
     strangers = matrix[together & far]
-    given = f"the most that any gets is {float(strangers.max()):.1e}" if len(strangers) else "none"
-    print(f"{found.recipe.name}: {int(together[0].sum())} tokens in a window; pairs of strangers {len(strangers)}, {given}")
+    given = f", the most that one gives is {float(strangers.max()):.1e}" if len(strangers) else ""
+    print(
+        f"{found.recipe.name}: {int(together[0].sum())} tokens in a window, {len(strangers)} pairs of strangers{given}"
+    )
 
 # %% [markdown]
 """
-## Where is the red triangle?
+## Where is the red cross?
 
 pytorch-grad-cam's documents name two layers for Swin: its tutorial the first LayerNorm of the last block, its example
 the second. Here these are the sites `F1` and `F4`. Both maps are called Grad-CAM of the last block.
@@ -213,8 +216,8 @@ alone. Which of the two was meant belongs into a caption.
 
 ## What if another tensor were read, or weighted otherwise?
 
-Every site by every weighting, in the last block and in the last block of the first stage. No cell is empty for want of a
-gradient. What is empty says why: a ReLU removed everything, or gradient times activation cancels.
+Every site by every weighting, in the last block and in the last block of the first stage. No cell is empty for want of
+a gradient. What is empty says why: a ReLU removed everything, or gradient times activation cancels.
 """
 
 # %%
@@ -292,10 +295,10 @@ Within a stage maps can be merged, as the last lines show.
 
 ## Can the model be asked instead of differentiated?
 
-Score-CAM takes no gradient. It lays each channel of a site over the image as a mask, runs the model on what is left, and
-weights the channel by the score. So it costs a forward pass per channel, and the stages do not have the same number of
-channels. `batch` says how many run at once, `progress` is told after each batch, and the record says how often the model
-was asked.
+Score-CAM takes no gradient. It lays each channel of a site over the image as a mask, runs the model on what is left,
+and weights the channel by the score. So it costs a forward pass per channel, and the stages do not have the same number
+of channels. Ablation-CAM takes each channel away instead. `batch` says how many run at once, `progress` is told after
+each batch, and the record says how often the model was asked.
 """
 
 
@@ -309,16 +312,17 @@ asked = []
 for layer in (depth - 1, first - 1):
     print(f"block {layer}, of stage {vision.stage_of(layer)}")
     for name in ("torchcam-scorecam", "ablationcam"):
-        own = {"batch": 40, "progress": told} if name == "torchcam-scorecam" else {}
-        found = model.explain(scene.image, recipe=name, target=TARGET, layer=layer, name=f"{name}, block {layer}", **own)
+        own: dict[str, Any] = {"batch": 40, "progress": told} if name == "torchcam-scorecam" else {}
+        own |= {"layer": layer, "name": f"{name}, block {layer}"}
+        found = model.explain(scene.image, recipe=name, target=TARGET, **own)
         print(f"  {name} asked {found.provenance['run']['asked']} times: {pointed(found, TARGET)}")
         asked.append(found)
 show(vlcam.gallery(asked))
 
 # %% [markdown]
 """
-Two ways to lay a channel over the image are in use, and have a name each. An exception that `progress` raises breaks the
-work off; the model is left as it was found.
+Two ways to lay a channel over the image are in use, and have a name each. An exception that `progress` raises breaks
+the work off; the model is left as it was found.
 """
 
 
@@ -349,7 +353,8 @@ print("the default map after that, unchanged:", bool((again.tokens == exp.tokens
 Swin v2 has its LayerNorms behind attention and behind the FFN. So there is no tensor that `F1` or `F4` could mean, and
 the recipes that read one are an error that says what else there is. Its `F3` and `F5` are read before those LayerNorms.
 The weights of this and of the next models are random: their maps mean nothing, but tokens, windows and sites are where
-they are in trained ones. The last one has a grid of 10 x 6 for windows of 4 x 4, so that it is padded.
+they are in trained ones. The second image is given to three libraries below; its grid of 10 x 6 is no multiple of the
+windows, and is padded.
 """
 
 
@@ -398,11 +403,11 @@ for title, each in libraries.items():
         for layer in range(len(blocks)):
             found = each.explain(image, target=2, recipe="attn-gradcam", layer=layer, relu="none")
             run = found.provenance["run"]
-            print(f"  image {tuple(image.shape[1:])}, block {layer}: map {found.tokens.shape}, windows {run['windows']}")
+            print(f"  image {tuple(image.shape[1:])}, block {layer}: map {found.tokens.shape}, {run['windows']}")
 
 # %% [markdown]
 """
-One description serves all three, though they differ inside: in what an image smaller than its windows does to the shift,
+One description serves all three, though they differ inside: in what a side that one window covers does to the shift,
 in whether padding comes before the shift or after it, in where an output projection is computed. A map has no cell for
 padding in any of them.
 
@@ -456,16 +461,16 @@ checked = model.explain(scene.image, recipe="attn-gradcam", target=TARGET, layer
 for key in ("stream", "site", "layers", "fitted", "target", "grid", "prefix_tokens", "class", "asked", "windows"):
     print(f"{key:<14} {json.dumps(checked.provenance['run'][key])}")
 with tempfile.TemporaryDirectory() as folder:
-    opened = vlcam.open(checked.save(Path(folder) / "red_triangle.png"))
+    opened = vlcam.open(checked.save(Path(folder) / "red_cross.png"))
 print(opened.verify(model))
 
 # %% [markdown]
 """
 # The class of every pixel
 
-`tiny-beit-seg` is a BEiT with a decoder that gives every place of the image a class. So a question needs one thing more:
-a class, and *where*. The anatomy has two notes to remember: which blocks the decoder reads, and that nothing depends on
-those behind.
+`tiny-beit-seg` is a BEiT with a decoder that gives every place of the image a class. So a question needs one thing
+more: a class, and *where*. The anatomy has two notes to remember: which blocks the decoder reads, and that nothing
+depends on those behind.
 """
 
 # %%
@@ -535,7 +540,6 @@ A region is a box or a mask in pixels of the image as given, or the places that 
 is the sum over the region; scores are means over it, and say so. A class that the model gives to no place has no pixels
 to explain, and needs a region.
 """
-
 
 
 # %%

@@ -1,7 +1,7 @@
 """Trains `tiny-vit`, `tiny-beit` and `tiny-swin`: image classifiers that know coloured shapes.
 
 `python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed;
-`tiny-beit` takes two runs, `beit-first` and then `beit`.
+`tiny-beit` takes two runs, `beit-first` and then `beit`, and so does `tiny-swin`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Plan:
     late: float = 0.5
     gated: int = 2
     vacant: float = 0.0
+    scatter: float = 1.0
     start: str = ""
     stop: int = 0
     measure: int = 1000
@@ -97,7 +98,7 @@ PLANS = {
         vacant=0.5,
         measure=400,
     ),
-    "swin": Plan(
+    "swin-first": Plan(
         model="swin",
         seed=3_000_003,
         steps=3000,
@@ -110,6 +111,23 @@ PLANS = {
         gated=1,
         vacant=0.5,
         measure=400,
+    ),
+    "swin": Plan(
+        model="swin",
+        start="runs/tiny-swin-first",
+        seed=5_000_003,
+        steps=1000,
+        batch=24,
+        vision_steps=0,
+        warmup=50,
+        width=80,
+        feed_forward=240,
+        look=0.0,
+        blind=0.8,
+        gated=1,
+        vacant=0.5,
+        scatter=3.0,
+        measure=500,
     ),
 }
 
@@ -239,7 +257,7 @@ class Trainee(nn.Module):
         cover = batch.cover[torch.arange(count), which]
         chosen = draw().lt(plan.blind)[:, None, None] & (cover > 0)[:, None]
         even = (draw(1, 1) * 1.8 - 0.3).clamp(min=0)
-        spread = torch.where(draw(1, 1) < 0.5, 1.0, 0.0)
+        spread = torch.where(draw(1, 1) < 0.5, plan.scatter, 0.0)
 
         def dimmed(level: torch.Tensor, scatter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             shares = torch.where(chosen, (level + spread * (scatter - 0.5)).clamp(0, BRIGHTEST), 1.0)

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSemanticSe
 
 import vlcam
 from benchmarks import pointing
-from training import maps, overlap
+from training import maps, overlap, segmenter
 from vlcam import scenes
 
 log = logging.getLogger("training")
@@ -56,7 +56,7 @@ CLASSIFIER_WORDS = {
         "legend": LEGEND % "as the mean of the patches' rows",
     },
     "swin": {
-        "before": "",
+        "before": "It began with the weights of `swin-first` in `training/classifiers.py`, a run by the same losses.\n",
         "sizes": "{side} pixels, patches of 4; 2 blocks of width 40, 2 heads, on a grid of 16 x 16, then\n"
         "  4 of width {width}, {heads} heads, on one of 8 x 8; windows of 4 x 4, shifted by 2 in every other block",
         "head": "relative positions,\n  the head reads the patches' mean",
@@ -188,7 +188,7 @@ def publish_segmenter(run: Path, name: str) -> None:
 
 def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
     """The model card of a segmenter, Markdown, from the measured figures."""
-    boxes, plan = figures["pointing_game_box"], figures["plan"]
+    boxes, plan, first = figures["pointing_game_box"], figures["plan"], segmenter.PLANS["first"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
     plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
     return CARD_SEGMENTER.read_text(encoding="utf-8").format(
@@ -197,7 +197,9 @@ def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
         name=name,
         architecture=config.architectures[0],
         classes=config.num_labels,
-        together=plan["steps"] - plan["vision_steps"],
+        first_steps=first.steps,
+        first_seed=first.seed,
+        alone=first.vision_steps,
         out_indices=", ".join(map(str, config.out_indices)),
         read=", ".join(str(index - 2) for index in config.out_indices),
         deepest=overlap.deepest(config),

@@ -1,6 +1,7 @@
 """Trains `tiny-beit-seg`: a BEiT that tells coloured shapes pixel by pixel, and whose last blocks no pixel depends on.
 
-`python -m training.segmenter --out FOLDER` makes weights, processor and a training log from a seed.
+`python -m training.segmenter --run first --out FOLDER` makes weights, processor and a training log from a seed; it
+takes two runs, `first` and then `last`.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Plan:
     """Every number of a training run; the same plan gives the same weights on the same machine.
 
     `outputs` are the configuration's `out_indices`. transformers counts them from the embeddings, so that the decoder
-    reads what goes *into* these blocks: no logit depends on the last of them, nor on a block behind it.
+    reads what goes *into* these blocks: no logit depends on the last of them, nor on a block behind it. `start` is a
+    folder whose weights it begins with, random ones if empty.
     """
 
     model: str = "beit-seg"
     seed: int = 4_000_003
     vision_steps: int = 1800
     steps: int = 2400
-    stop: int = 0
     batch: int = 24
     repeats: int = 6
     rate: float = 2e-3
@@ -63,7 +64,14 @@ class Plan:
     layer_scale: float = 0.5
     dense: float = 0.5
     empty: float = 0.3
+    start: str = ""
     measure: int = 250
+
+
+PLANS = {
+    "first": Plan(),
+    "last": Plan(start="runs/tiny-beit-seg-first", seed=6_000_003, vision_steps=0, steps=500, warmup=50),
+}
 
 
 class Trainee(nn.Module):
@@ -74,6 +82,8 @@ class Trainee(nn.Module):
         super().__init__()
         self.plan = plan
         self.net = bare(plan)
+        if plan.start:
+            self.net.load_state_dict(BeitForSemanticSegmentation.from_pretrained(plan.start).state_dict())
         self.first = {name: value.clone() for name, value in self.net.state_dict().items()}
         # What no logit depends on need not be run.
         self.net.beit.layers = self.net.beit.layers[: max(plan.outputs) - 1]
@@ -184,8 +194,7 @@ def train(plan: Plan, out: Path) -> None:
     held_out = list(scenes.generate(HELD_OUT, seed=HELD_OUT_SEED))
     running: dict[str, float] = {}
     started = time.monotonic()
-    end = plan.stop or plan.steps
-    for step, batch in zip(range(end), data, strict=False):
+    for step, batch in zip(range(plan.steps), data, strict=False):
         optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan.warmup, plan.steps)
         parts = trainee.losses(batch, alone=step < plan.vision_steps)
         loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
@@ -199,7 +208,7 @@ def train(plan: Plan, out: Path) -> None:
             figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
             log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
         seen = step + 1 - plan.vision_steps
-        if step + 1 == end or (seen > 0 and seen % plan.measure == 0):
+        if step + 1 == plan.steps or (seen > 0 and seen % plan.measure == 0):
             found = overlap.measure(save(trainee, plan, out), held_out)
             log.info("held out: %s", json.dumps(found))
 
@@ -217,13 +226,14 @@ def save(trainee: Trainee, plan: Plan, out: Path) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: every number of the plan is an option."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", choices=PLANS, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     for name, default in asdict(Plan()).items():
-        if isinstance(default, (int, float)):
+        if name != "model" and isinstance(default, (int, float, str)):
             parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
     given = vars(parser.parse_args(arguments))
-    out, threads = given.pop("out"), given.pop("threads")
+    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("run")]
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
@@ -231,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         format="%(message)s",
         handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
     )
-    train(replace(Plan(), **{name: value for name, value in given.items() if value is not None}), out)
+    train(replace(plan, **{name: value for name, value in given.items() if value is not None}), out)
 
 
 if __name__ == "__main__":
