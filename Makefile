@@ -55,6 +55,7 @@ train: $(READY) ## train the embedded models from their seeds, a few hours on tw
 	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
 	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
 	$(BIN)/python -m training.classifiers --model swin-first --out runs/tiny-swin-first
+	$(BIN)/python -m training.classifiers --model swin-second --out runs/tiny-swin-second
 	$(BIN)/python -m training.classifiers --model swin --out runs/tiny-swin
 	$(BIN)/python -m training.publish runs/tiny-swin tiny-swin
 	$(BIN)/python -m training.segmenter --run first --out runs/tiny-beit-seg-first

@@ -59,7 +59,7 @@ def show(picture: PIL.Image.Image | Figure, width: int | None = None, dpi: int =
     return Image(buffer.getvalue(), width=width)
 
 
-scene = next(scenes.generate(1, seed=3, start=46, objects=(3, 3)))
+scene = next(scenes.generate(1, seed=3, start=53, objects=(3, 3)))
 objects = {item.phrase: item for item in scene.objects}
 model = vlcam.load("tiny-swin")
 vision = model.anatomy.stream("vision")
@@ -83,7 +83,7 @@ used: their size, and by how much the grid was shifted before it was cut.
 """
 
 # %%
-TARGET = "red cross"
+TARGET = "green cross"
 by_block = [model.explain(scene.image, target=TARGET, layer=layer, name=f"block {layer}") for layer in range(depth)]
 for found in by_block:
     run = found.provenance["run"]
@@ -168,7 +168,7 @@ for found in by_block[:first]:
 
 # %% [markdown]
 """
-## Where is the red cross?
+## Where is the green cross?
 
 pytorch-grad-cam's documents name two layers for Swin: its tutorial the first LayerNorm of the last block, its example
 the second. Here these are the sites `F1` and `F4`. Both maps are called Grad-CAM of the last block.
@@ -461,7 +461,7 @@ checked = model.explain(scene.image, recipe="attn-gradcam", target=TARGET, layer
 for key in ("stream", "site", "layers", "fitted", "target", "grid", "prefix_tokens", "class", "asked", "windows"):
     print(f"{key:<14} {json.dumps(checked.provenance['run'][key])}")
 with tempfile.TemporaryDirectory() as folder:
-    opened = vlcam.open(checked.save(Path(folder) / "red_cross.png"))
+    opened = vlcam.open(checked.save(Path(folder) / "green_cross.png"))
 print(opened.verify(model))
 
 # %% [markdown]

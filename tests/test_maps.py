@@ -11,10 +11,11 @@ from vlcam import maps
 from vlcam.anatomy import SCORES, Tap
 from vlcam.capture import Capture
 from vlcam.catalogue import recipes
+from vlcam.choices import ASKING
 from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, token_maps
 from vlcam.plan import Job
-from vlcam.recipe import ASKING, values_of
+from vlcam.recipe import values_of
 from vlcam.rows import select
 from vlcam.targets import Target
 from vlcam.tokens import ImageTokens

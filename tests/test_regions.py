@@ -11,11 +11,14 @@ import torch
 
 import vlcam
 from vlcam.catalogue import recipes
+from vlcam.choices import SCALES
 from vlcam.geometry import Placement
 from vlcam.provenance import class_records
-from vlcam.recipe import SCALES
+from vlcam.questions import read_target
+from vlcam.readers import explained_classes, region_weights
 from vlcam.regions import Region, on_model_input
-from vlcam.targets import Class, Scores, explained_classes, read_target, region_weights, resolve
+from vlcam.scores import Scores
+from vlcam.targets import Class, resolve
 
 PIXELS = {"segmentation": "pixels"}
 OF_PIXELS = recipes()["pgc-gradcam"].recipe.replace(target="segmentation")

@@ -9,19 +9,12 @@ import pytest
 import torch
 
 from vlcam.catalogue import recipes
+from vlcam.choices import SCALES
 from vlcam.errors import InputError, RecipeError, UnknownNameError
-from vlcam.recipe import SCALES
-from vlcam.targets import (
-    Asked,
-    Class,
-    Custom,
-    Score,
-    Scores,
-    class_index,
-    explained_classes,
-    read_target,
-    resolve,
-)
+from vlcam.questions import Asked, class_index, read_target
+from vlcam.readers import explained_classes
+from vlcam.scores import Score, Scores
+from vlcam.targets import Class, Custom, resolve
 
 CLASSES = {"class": "classes"}
 MATCHING = {"itm": "binary", "contrastive": "cosine"}

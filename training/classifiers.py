@@ -1,7 +1,7 @@
 """Trains `tiny-vit`, `tiny-beit` and `tiny-swin`: image classifiers that know coloured shapes.
 
 `python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed;
-`tiny-beit` takes two runs, `beit-first` and then `beit`, and so does `tiny-swin`.
+`tiny-beit` takes two runs, `beit-first` and then `beit`, `tiny-swin` three.
 """
 
 from __future__ import annotations
@@ -110,9 +110,10 @@ PLANS = {
         look=0.0,
         gated=1,
         vacant=0.5,
+        stop=2400,
         measure=400,
     ),
-    "swin": Plan(
+    "swin-second": Plan(
         model="swin",
         start="runs/tiny-swin-first",
         seed=5_000_003,
@@ -127,7 +128,24 @@ PLANS = {
         gated=1,
         vacant=0.5,
         scatter=3.0,
+        stop=500,
         measure=500,
+    ),
+    "swin": Plan(
+        model="swin",
+        start="runs/tiny-swin-second",
+        seed=7_000_003,
+        steps=1100,
+        batch=24,
+        vision_steps=0,
+        warmup=50,
+        width=80,
+        feed_forward=240,
+        look=0.0,
+        blind=0.3,
+        gated=1,
+        vacant=0.3,
+        measure=400,
     ),
 }
 
@@ -213,7 +231,8 @@ class Trainee(nn.Module):
         if self.plan.look:
             parts["look"] = self._look(batch)
         clear = ((share == 1) | (batch.labels == NOBODY)).all(1)
-        parts["right"] = recall(logits[clear], batch.labels[clear])
+        if clear.any():
+            parts["right"] = recall(logits[clear], batch.labels[clear])
         return parts
 
     def _keep(self, _module: nn.Module, _inputs: Any, out: torch.Tensor) -> None:

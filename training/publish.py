@@ -56,10 +56,11 @@ CLASSIFIER_WORDS = {
         "legend": LEGEND % "as the mean of the patches' rows",
     },
     "swin": {
-        "before": "It began with the weights of `swin-first` in `training/classifiers.py`, a run by the same losses.\n",
+        "before": "It began with the weights of `swin-second` in `training/classifiers.py`, and that with those of\n"
+        "`swin-first`: runs by the same losses, the first of which trained the patches alone for a while.\n",
         "sizes": "{side} pixels, patches of 4; 2 blocks of width 40, 2 heads, on a grid of 16 x 16, then\n"
         "  4 of width {width}, {heads} heads, on one of 8 x 8; windows of 4 x 4, shifted by 2 in every other block",
-        "head": "relative positions,\n  the head reads the patches' mean",
+        "head": "relative positions, the head\n  reads the patches' mean",
         "looks": "",
         "dimmed": "Half of the share was that of what\n"
         "the last block's feed-forward layer saw of its patches, half that of the attention to them there.",
@@ -146,6 +147,7 @@ def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
     boxes = figures["pointing_game_box"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
     differs = {key: text.format(**figures["plan"]) for key, text in CLASSIFIER_WORDS[config.model_type].items()}
+    alone = figures["plan"]["vision_steps"]
     plain = {
         key: figures[key] for key in ("topk_recall", "object_recall", "probability_of_present", "chance", "log_end")
     }
@@ -155,6 +157,7 @@ def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
         **differs,
         name=name,
         architecture=config.architectures[0],
+        alone=f"; the first {alone} steps train this alone" if alone else "",
         classes=config.num_labels,
         megabytes=figures["bytes"] / 1e6,
         scenes=figures["held_out"]["scenes"],

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from vlcam.choices import Layers
 from vlcam.errors import RecipeError, UnknownNameError, listing
-from vlcam.recipe import Layers
 
 __all__ = [
     "INPUT",

@@ -16,8 +16,9 @@ from vlcam.adapter import Inputs, ModelAdapter
 from vlcam.anatomy import SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.errors import AdapterError, EvidenceError
 from vlcam.maps import taken
+from vlcam.readers import explained_classes, region_weights
 from vlcam.taps import Taps, attention_detached
-from vlcam.targets import Target, explained_classes, region_weights
+from vlcam.targets import Target
 from vlcam.tokens import Windows
 
 __all__ = ["STEPS", "Capture", "as_found", "capture", "fixed_target", "integrated", "run_heads"]

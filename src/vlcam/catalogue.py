@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vlcam.choices import SCALES
 from vlcam.errors import UnknownNameError, listing
-from vlcam.recipe import SCALES, Recipe
+from vlcam.recipe import Recipe
 
 if TYPE_CHECKING:
     from vlcam.adapter import ModelAdapter

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vlcam import maps
 from vlcam.capture import Capture
+from vlcam.choices import ATTENTION_SITES, CARRIED, FLOWS, POOLED
 from vlcam.errors import EvidenceError
 from vlcam.plan import Job
-from vlcam.recipe import ATTENTION_SITES, CARRIED, FLOWS, POOLED, Recipe
+from vlcam.recipe import Recipe
 from vlcam.rows import Selection
 from vlcam.tokens import Windows
 

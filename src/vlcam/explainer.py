@@ -14,6 +14,7 @@ from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.asking import BATCH, Progress
 from vlcam.capture import Capture, capture
 from vlcam.catalogue import default, named
+from vlcam.choices import Layers, takes_target
 from vlcam.errors import RecipeError
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
@@ -23,9 +24,10 @@ from vlcam.naming import block_named
 from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash
-from vlcam.recipe import Layers, Recipe, takes_target
+from vlcam.questions import Asked, read_target
+from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
-from vlcam.targets import Asked, read_target, resolve
+from vlcam.targets import resolve
 
 __all__ = ["Explainer"]
 

@@ -24,7 +24,7 @@ from vlcam.images import ImageSource, SourceImage, open_image, pixels_sha256
 from vlcam.maps import normalised
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
-from vlcam.targets import Score
+from vlcam.scores import Score
 from vlcam.text import phrase_spans
 
 if TYPE_CHECKING:

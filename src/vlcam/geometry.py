@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vlcam.choices import Upsample
 from vlcam.errors import AdapterError, InputError
-from vlcam.recipe import Upsample
 
 __all__ = ["Placement", "check_grid", "to_original"]
 

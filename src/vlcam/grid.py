@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vlcam.anatomy import Anatomy, block_numbers
 from vlcam.catalogue import default, named, recipes
+from vlcam.choices import ASKING, ATTENTION_SITES, CHANNEL_WEIGHTINGS, POOLED, takes_gradient, takes_target
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.plan import plan
-from vlcam.recipe import (
-    ASKING,
-    ATTENTION_SITES,
-    CHANNEL_WEIGHTINGS,
-    POOLED,
-    Recipe,
-    takes_gradient,
-    takes_target,
-    values_of,
-)
+from vlcam.recipe import Recipe, values_of
 
 if TYPE_CHECKING:
     from vlcam.adapter import ModelAdapter

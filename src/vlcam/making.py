@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vlcam.adapter import ModelAdapter
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.capture import Capture, capture, integrated, run_heads
+from vlcam.choices import ATTENTION_SITES
 from vlcam.errors import EvidenceError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
@@ -23,9 +24,9 @@ from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.recipe import ATTENTION_SITES
 from vlcam.rows import Selection, select
-from vlcam.targets import Scores, Target
+from vlcam.scores import Scores
+from vlcam.targets import Target
 from vlcam.tokens import ImageTokens
 
 __all__ = ["Asking", "Empty", "Making", "own_conditions"]

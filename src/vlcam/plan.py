@@ -9,8 +9,9 @@ from typing import Any
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import INPUT, SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.catalogue import named
+from vlcam.choices import FLOWS, SCALES
 from vlcam.errors import RecipeError
-from vlcam.recipe import FLOWS, SCALES, Recipe
+from vlcam.recipe import Recipe
 from vlcam.targets import Custom, Region, Target, resolve
 
 __all__ = ["Job", "in_passes", "plan"]

@@ -9,10 +9,11 @@ from typing import Any
 from vlcam.adapter import Inputs, ModelAdapter
 from vlcam.anatomy import SCORES, StreamAnatomy, Tap
 from vlcam.capture import Capture, capture
+from vlcam.choices import ATTENTION_SITES, POOLED
 from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import token_maps
 from vlcam.plan import Job
-from vlcam.recipe import ATTENTION_SITES, POOLED, Recipe
+from vlcam.recipe import Recipe
 from vlcam.rows import select
 from vlcam.tokens import ImageTokens
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from vlcam.adapter import ModelAdapter
 from vlcam.capture import Capture
 from vlcam.plan import Job
+from vlcam.readers import explained_classes
 from vlcam.rows import Selection
-from vlcam.targets import Target, explained_classes
+from vlcam.targets import Target
 from vlcam.text import TextLayout
 
 __all__ = ["SCHEMA", "WeightsHash", "class_records", "model_record", "run_record", "text_record", "versions"]

@@ -13,116 +13,40 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Self, cast, get_args
 
+from vlcam.choices import (
+    ASKING,
+    ATTENTION_SITES,
+    GROUPS,
+    WORDS,
+    Departure,
+    Excluded,
+    GradientPath,
+    GradientTokens,
+    Heads,
+    LayerRule,
+    Layers,
+    MapAxis,
+    Normalize,
+    Queries,
+    Relu,
+    Reshape,
+    Scale,
+    Site,
+    Stream,
+    Target,
+    Upsample,
+    Weighting,
+    takes_gradient,
+)
+from vlcam.constraints import check, constraints, one_of
 from vlcam.errors import RecipeError, listing
 
-__all__ = ["SCALES", "SCHEMA", "Layers", "Queries", "Recipe", "Target", "takes_gradient", "takes_target", "values_of"]
+__all__ = ["SCHEMA", "Recipe", "values_of"]
 
 SCHEMA = 1
 """Version of the field list. A field that a later version adds is left out of the fingerprint at its neutral value."""
-
-Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT"]
-Stream = Literal["vision", "fusion"]
-Layers = tuple[int, ...] | Literal["last", "all"]
-Target = Literal["class", "segmentation", "itm", "contrastive", "custom", "none"]
-Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
-GradientPath = Literal["full", "direct", "block", "integrated", "none"]
-GradientTokens = Literal["cls", "patches", "all", "none"]
-Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "all", "phrase", "none"]
-MapAxis = Literal["keys", "queries", "none"]
-Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
-ChannelWeighting = Literal[
-    "gradcam",
-    "gradcam++",
-    "xgradcam",
-    "layercam",
-    "hirescam",
-    "elementwise",
-    "eigencam",
-    "eigengradcam",
-    "scorecam",
-    "ablationcam",
-    "reciprocam",
-    "none",
-]
-AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
-Weighting = ChannelWeighting | AttentionWeighting
-Relu = Literal["none", "gradient", "before_heads", "after_heads", "map"]
-Heads = Literal["mean", "sum", "max", "min", "channels", "none"]
-LayerRule = Literal[
-    "single", "mean", "sum", "max", "shared", "rollout", "relevance", "transition", "headwise", "tokenwise"
-]
-Departure = Literal[
-    "column_scaling",
-    "mirrored_layers",
-    "scores_gradient",
-    "unprotected",
-    "summed_cubes",
-    "no_denominator",
-    "aligned_corners",
-    "one_token",
-]
-Reshape = Literal["raster"]
-Upsample = Literal["nearest", "bilinear", "bicubic"]
-Normalize = Literal["none", "minmax", "max"]
-
-ATTENTION_SITES = ("F2", "CROSS")
-CHANNEL_WEIGHTINGS = get_args(ChannelWeighting)
-POOLED = ("gradcam", "gradcam++", "xgradcam")
-"""Weightings with one weight per channel, for which gradients are pooled over tokens."""
-ASKING = ("scorecam", "ablationcam", "reciprocam")
-"""Weightings for which the model is asked again instead of differentiated."""
-CARRIED = ("transition", "headwise", "tokenwise")
-"""Layer rules that carry attention through the blocks, and weight it by the gradient at the last of them."""
-FLOWS = ("rollout", "relevance", *CARRIED)
-"""Layer rules that multiply the attention matrices of the blocks."""
-
-_SCORED = ("class", "segmentation", "itm", "contrastive", "custom")
-_WITHOUT_GRADIENT = ("attention", "none", "eigencam")
-
-_DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
-    "column_scaling": ("layer_rule", ("rollout",)),
-    "mirrored_layers": ("layer_rule", ("rollout",)),
-    "scores_gradient": ("weighting", ("gradient", "attention*gradient", "head_weights")),
-    "unprotected": ("layer_rule", ("rollout",)),
-    "summed_cubes": ("weighting", ("gradcam++",)),
-    "no_denominator": ("weighting", ("gradcam++",)),
-    "aligned_corners": ("weighting", ("scorecam",)),
-    "one_token": ("weighting", ("reciprocam",)),
-}
-
-_WORDS: dict[str, tuple[Any, ...]] = {
-    "site": get_args(Site),
-    "stream": get_args(Stream),
-    "target": get_args(Target),
-    "scale": get_args(Scale),
-    "gradient_path": get_args(GradientPath),
-    "gradient_tokens": get_args(GradientTokens),
-    "map_axis": get_args(MapAxis),
-    "weighting": (*get_args(ChannelWeighting), *get_args(AttentionWeighting)),
-    "relu": get_args(Relu),
-    "heads": get_args(Heads),
-    "layer_rule": get_args(LayerRule),
-    "reshape": get_args(Reshape),
-    "upsample": get_args(Upsample),
-    "normalize": get_args(Normalize),
-}
-SCALES: dict[str, tuple[Scale, ...]] = {
-    "class": ("logit", "probability", "log-probability", "margin", "finer"),
-    "segmentation": ("logit", "probability", "log-probability"),
-    "itm": ("logit", "probability", "log-probability", "margin"),
-    "contrastive": ("cosine",),
-    "custom": ("raw",),
-    "none": ("none",),
-}
-_GROUPS: dict[str, tuple[str, ...]] = {
-    "feature representation": ("site", "stream", "layers"),
-    "gradient target": ("target", "scale", "gradient_path"),
-    "token handling": ("gradient_tokens", "queries", "map_axis", "exclude"),
-    "aggregation": ("weighting", "relu", "heads", "layer_rule", "discard", "departures"),
-    "spatial reconstruction": ("reshape", "upsample", "normalize"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,13 +125,9 @@ class Recipe:
         object.__setattr__(self, "exclude", _names("exclude", self.exclude, get_args(Excluded)))
         object.__setattr__(self, "departures", _names("departures", self.departures, get_args(Departure)))
         object.__setattr__(self, "discard", _share(self.discard))
-        for field, known in _WORDS.items():
-            _one_of(field, getattr(self, field), known)
-        for field, known, reason in _constraints(self):
-            _one_of(field, getattr(self, field), known, reason)
-        _check_layers(self)
-        _check_exclude(self)
-        _check_departures(self)
+        for field, known in WORDS.items():
+            one_of(field, getattr(self, field), known)
+        check(self)
 
     @property
     def fingerprint(self) -> str:
@@ -310,7 +230,7 @@ class Recipe:
 
     def groups(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The fields under the headings of the reporting checklist."""
-        for group, fields in _GROUPS.items():
+        for group, fields in GROUPS.items():
             yield group, {field: getattr(self, field) for field in fields}
 
     def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -323,24 +243,14 @@ class Recipe:
         return tuple(field.name for field in dataclasses.fields(cls))
 
 
-def takes_gradient(weighting: str) -> bool:
-    """Whether a weighting depends on the gradient of the target."""
-    return weighting not in (*_WITHOUT_GRADIENT, *ASKING)
-
-
-def takes_target(weighting: str) -> bool:
-    """Whether a weighting depends on the target at all."""
-    return weighting not in _WITHOUT_GRADIENT
-
-
 def values_of(field: str) -> tuple[Any, ...]:
     """The words that a field knows; none for one that holds numbers, lists or free text.
 
     Raises:
         RecipeError: no such field.
     """
-    if field in _WORDS:
-        return _WORDS[field]
+    if field in WORDS:
+        return WORDS[field]
     if field in Recipe.__dataclass_fields__:
         return {"queries": ("cls", "registers", "patches", "all")}.get(field, ())
     raise RecipeError(f"a recipe has no field {field!r}; its fields: {', '.join(Recipe.__dataclass_fields__)}")
@@ -356,27 +266,24 @@ def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Constraint = tuple[str, tuple[Any, ...], str]
-
-
 def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that are not among the changes, and for which those leave one value, with that value."""
-    values = {field: getattr(recipe, field) for field in _WORDS} | {
+    values = {field: getattr(recipe, field) for field in WORDS} | {
         "queries": recipe.queries,
         "discard": recipe.discard,
         "departures": (),
     }
     values |= {field: value for field, value in changes.items() if field in values and field != "departures"}
     settled = {"site", *changes}  # where a map is read does not follow from how it is made
-    if any(values[field] not in known for field, known in _WORDS.items()):
+    if any(values[field] not in known for field, known in WORDS.items()):
         return {}  # the constructor says what is wrong
     forced: dict[str, Any] = {}
-    for _ in _WORDS:  # one value may force the next
+    for _ in WORDS:  # one value may force the next
         draft = SimpleNamespace(**values | forced)
         draft.needs_gradient = takes_gradient(draft.weighting)
         found = {
             field: known[0]
-            for field, known, _ in _constraints(cast("Recipe", draft))
+            for field, known, _ in constraints(cast("Recipe", draft))
             if (len(known) == 1 or _unset(field, draft)) and field in values and field not in settled
             if getattr(draft, field) != known[0]
         }
@@ -389,151 +296,6 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
 def _unset(field: str, draft: SimpleNamespace) -> bool:
     """Whether a recipe that took no gradient takes one now: then along the model's own paths."""
     return field == "gradient_path" and draft.needs_gradient and draft.gradient_path == "none"
-
-
-def _constraints(recipe: Recipe) -> Iterator[Constraint]:
-    """For each field whose values depend on another field: the values that would do, and why."""
-    site = recipe.site
-    yield "stream", ("fusion",) if site in ("CROSS", "CONTEXT") else ("vision",), f"site={site!r}"
-    yield "scale", SCALES[recipe.target], f"target={recipe.target!r}"
-    if site in ATTENTION_SITES:
-        yield from _attention_constraints(recipe)
-    else:
-        yield from _feature_constraints(recipe)
-    yield from _gradient_constraints(recipe)
-    yield from _layer_constraints(recipe)
-
-
-def _attention_constraints(recipe: Recipe) -> Iterator[Constraint]:
-    site, channels = f"site={recipe.site!r}", recipe.heads == "channels"
-    yield "heads", ("mean", "sum", "max", "min", "channels"), site
-    if channels:
-        plain = tuple(each for each in CHANNEL_WEIGHTINGS if each not in ASKING)
-        yield "weighting", plain, "heads='channels'"
-        yield from _channel_constraints(recipe, ("patches",))
-    else:
-        yield "weighting", get_args(AttentionWeighting), f"{site}, heads={recipe.heads!r}"
-        pooled = recipe.weighting == "head_weights"
-        yield "gradient_tokens", ("patches", "all") if pooled else ("none",), f"weighting={recipe.weighting!r}"
-    yield "map_axis", ("keys",) if channels or recipe.site == "CROSS" else ("keys", "queries"), site
-    if isinstance(recipe.queries, str):
-        rows = ("cls", "all", "phrase") if recipe.site == "CROSS" else ("cls", "registers", "patches", "all")
-        yield "queries", rows, site
-        if recipe.map_axis == "queries" and recipe.weighting == "attention":
-            given = "map_axis='queries', weighting='attention' (a row of attention sums to 1, so the map is constant)"
-            yield "queries", tuple(each for each in rows if each != "all"), given
-
-
-def _feature_constraints(recipe: Recipe) -> Iterator[Constraint]:
-    site = f"site={recipe.site!r}"
-    yield "weighting", CHANNEL_WEIGHTINGS, site
-    yield "heads", ("none",), f"{site} (token features have no head axis)"
-    yield "queries", ("none",), f"{site} (token features have no query rows)"
-    yield "map_axis", ("none",), f"{site} (tokens are the only axis)"
-    yield from _channel_constraints(recipe, ("cls", "patches", "all"))
-
-
-def _channel_constraints(recipe: Recipe, tokens: tuple[str, ...]) -> Iterator[Constraint]:
-    weighting = f"weighting={recipe.weighting!r}"
-    pooled = tokens if recipe.weighting == "gradcam" else tokens[-2:]
-    yield "gradient_tokens", pooled if recipe.weighting in POOLED else ("none",), weighting
-    if recipe.weighting == "elementwise":
-        yield "relu", ("none",), f"{weighting} (its own ReLU leaves nothing negative)"
-    elif recipe.weighting in ("gradcam", "xgradcam", "hirescam"):
-        yield "relu", ("none", "gradient", "map"), weighting
-    else:
-        yield "relu", ("none", "map"), weighting
-
-
-def _gradient_constraints(recipe: Recipe) -> Iterator[Constraint]:
-    weighting = f"weighting={recipe.weighting!r}"
-    if recipe.weighting in ASKING:
-        yield "target", _SCORED, weighting
-        yield "gradient_path", ("none",), f"{weighting} (the model is asked, not differentiated)"
-        yield "layer_rule", ("single",), weighting
-        if recipe.weighting == "reciprocam":
-            yield "site", ("F1",), f"{weighting} (it keeps tokens of the block's input)"
-        return
-    if not recipe.needs_gradient:
-        if recipe.weighting == "attention":
-            yield "relu", ("none",), f"{weighting} (probabilities are never negative)"
-        yield "target", ("none",), f"{weighting} (it does not depend on a score)"
-        yield "gradient_path", ("none",), weighting
-        return
-    yield "target", _SCORED, weighting
-    yield "gradient_path", ("full", "direct", "block", "integrated"), weighting
-    if recipe.site != "F2":
-        yield (
-            "gradient_path",
-            ("full", "integrated"),
-            f"site={recipe.site!r} (other paths are those of AGCAM and LeGrad, for F2)",
-        )
-    if recipe.weighting == "sigmoid*gradient":
-        yield "site", ("F2",), f"{weighting} (the scores before the softmax)"
-
-
-def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
-    rule = f"layer_rule={recipe.layer_rule!r}"
-    if recipe.layer_rule == "shared":
-        yield "site", ("CONTEXT",), rule
-    elif recipe.site == "CONTEXT":
-        yield "layer_rule", ("single", "shared"), "site='CONTEXT' (every block reads the same tensor)"
-    if recipe.layer_rule in FLOWS:
-        yield "site", ("F2",), f"{rule} (only self-attention matrices can be multiplied)"
-        yield "heads", ("mean", "sum", "max", "min"), rule
-        yield "map_axis", ("keys",), rule
-    if recipe.layer_rule in CARRIED:
-        yield "weighting", ("attention*gradient",), f"{rule} (attention is carried, the gradient weights it)"
-        yield "relu", ("gradient",), rule
-        yield "heads", ("mean",), rule
-    if recipe.layer_rule != "rollout":
-        yield "discard", (0.0,), rule
-    for departure in recipe.departures:
-        yield *_DEPARTS[departure], f"departures={recipe.departures!r}"
-        if departure == "scores_gradient":
-            yield "site", ("F2",), f"departures={recipe.departures!r} (the scores before the softmax)"
-
-
-def _check_layers(recipe: Recipe) -> None:
-    several = recipe.layers == "all" or (isinstance(recipe.layers, tuple) and len(recipe.layers) > 1)
-    if recipe.layer_rule == "single" and several:
-        raise RecipeError(
-            f"layer_rule='single' with layers={recipe.layers!r}: give one layer, or a rule that merges several"
-        )
-
-
-def _check_exclude(recipe: Recipe) -> None:
-    if "cls" not in recipe.exclude:
-        raise RecipeError(
-            f"exclude={recipe.exclude!r}: reshape='raster' has no place for the image class token; add 'cls'"
-        )
-    text = [name for name in recipe.exclude if name in ("special_text", "padding")]
-    if recipe.site != "CROSS" and text:
-        raise RecipeError(
-            f"exclude={recipe.exclude!r} with site={recipe.site!r}: there is no text, so leave out {listing(text)}"
-        )
-    if recipe.site != "CROSS":
-        return
-    if "padding" not in recipe.exclude:
-        raise RecipeError(
-            f"exclude={recipe.exclude!r} with site='CROSS': a map must not depend on the texts that it shares a batch "
-            "with; add 'padding'"
-        )
-    if recipe.queries == "cls" and "special_text" in recipe.exclude:
-        raise RecipeError(
-            f"queries='cls' with exclude={recipe.exclude!r}: row 0 is a special token; leave 'special_text' out"
-        )
-
-
-def _check_departures(recipe: Recipe) -> None:
-    if {"summed_cubes", "no_denominator"} <= set(recipe.departures):
-        raise RecipeError(f"departures={recipe.departures!r}: one has another denominator, one none; give one of them")
-
-
-def _one_of(field: str, value: object, known: tuple[Any, ...], reason: str = "") -> None:
-    if value not in known:
-        because = f" with {reason}" if reason else ""
-        raise RecipeError(f"{field}={value!r}{because}: choose from {listing(known)}")
 
 
 def _whole_numbers(field: str, value: object, words: tuple[str, ...]) -> object:

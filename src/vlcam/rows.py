@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlcam.choices import ATTENTION_SITES
 from vlcam.errors import RecipeError
-from vlcam.recipe import ATTENTION_SITES, Recipe
+from vlcam.recipe import Recipe
 from vlcam.text import Span, TextLayout, Word, find_phrase
 from vlcam.tokens import ImageTokens
 

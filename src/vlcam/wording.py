@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vlcam.recipe import ATTENTION_SITES, CARRIED, FLOWS, Recipe, takes_target
+from vlcam.choices import ATTENTION_SITES, CARRIED, FLOWS, takes_target
+from vlcam.recipe import Recipe
 
 __all__ = ["describe", "formula", "summary"]
 

@@ -1,0 +1,154 @@
+"""The vocabulary of recipes: for every field the values that it knows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+__all__ = [
+    "ASKING",
+    "ATTENTION_SITES",
+    "CARRIED",
+    "CHANNEL_WEIGHTINGS",
+    "DEPARTS",
+    "FLOWS",
+    "GROUPS",
+    "POOLED",
+    "SCALES",
+    "SCORED",
+    "WITHOUT_GRADIENT",
+    "WORDS",
+    "AttentionWeighting",
+    "ChannelWeighting",
+    "Departure",
+    "Excluded",
+    "GradientPath",
+    "GradientTokens",
+    "Heads",
+    "LayerRule",
+    "Layers",
+    "MapAxis",
+    "Normalize",
+    "Queries",
+    "Relu",
+    "Reshape",
+    "Scale",
+    "Site",
+    "Stream",
+    "Target",
+    "Upsample",
+    "Weighting",
+    "takes_gradient",
+    "takes_target",
+]
+
+Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT"]
+Stream = Literal["vision", "fusion"]
+Layers = tuple[int, ...] | Literal["last", "all"]
+Target = Literal["class", "segmentation", "itm", "contrastive", "custom", "none"]
+Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
+GradientPath = Literal["full", "direct", "block", "integrated", "none"]
+GradientTokens = Literal["cls", "patches", "all", "none"]
+Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "all", "phrase", "none"]
+MapAxis = Literal["keys", "queries", "none"]
+Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
+ChannelWeighting = Literal[
+    "gradcam",
+    "gradcam++",
+    "xgradcam",
+    "layercam",
+    "hirescam",
+    "elementwise",
+    "eigencam",
+    "eigengradcam",
+    "scorecam",
+    "ablationcam",
+    "reciprocam",
+    "none",
+]
+AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
+Weighting = ChannelWeighting | AttentionWeighting
+Relu = Literal["none", "gradient", "before_heads", "after_heads", "map"]
+Heads = Literal["mean", "sum", "max", "min", "channels", "none"]
+LayerRule = Literal[
+    "single", "mean", "sum", "max", "shared", "rollout", "relevance", "transition", "headwise", "tokenwise"
+]
+Departure = Literal[
+    "column_scaling",
+    "mirrored_layers",
+    "scores_gradient",
+    "unprotected",
+    "summed_cubes",
+    "no_denominator",
+    "aligned_corners",
+    "one_token",
+]
+Reshape = Literal["raster"]
+Upsample = Literal["nearest", "bilinear", "bicubic"]
+Normalize = Literal["none", "minmax", "max"]
+
+ATTENTION_SITES = ("F2", "CROSS")
+CHANNEL_WEIGHTINGS = get_args(ChannelWeighting)
+POOLED = ("gradcam", "gradcam++", "xgradcam")
+"""Weightings with one weight per channel, for which gradients are pooled over tokens."""
+ASKING = ("scorecam", "ablationcam", "reciprocam")
+"""Weightings for which the model is asked again instead of differentiated."""
+CARRIED = ("transition", "headwise", "tokenwise")
+"""Layer rules that carry attention through the blocks, and weight it by the gradient at the last of them."""
+FLOWS = ("rollout", "relevance", *CARRIED)
+"""Layer rules that multiply the attention matrices of the blocks."""
+
+SCORED = ("class", "segmentation", "itm", "contrastive", "custom")
+WITHOUT_GRADIENT = ("attention", "none", "eigencam")
+
+DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
+    "column_scaling": ("layer_rule", ("rollout",)),
+    "mirrored_layers": ("layer_rule", ("rollout",)),
+    "scores_gradient": ("weighting", ("gradient", "attention*gradient", "head_weights")),
+    "unprotected": ("layer_rule", ("rollout",)),
+    "summed_cubes": ("weighting", ("gradcam++",)),
+    "no_denominator": ("weighting", ("gradcam++",)),
+    "aligned_corners": ("weighting", ("scorecam",)),
+    "one_token": ("weighting", ("reciprocam",)),
+}
+
+WORDS: dict[str, tuple[Any, ...]] = {
+    "site": get_args(Site),
+    "stream": get_args(Stream),
+    "target": get_args(Target),
+    "scale": get_args(Scale),
+    "gradient_path": get_args(GradientPath),
+    "gradient_tokens": get_args(GradientTokens),
+    "map_axis": get_args(MapAxis),
+    "weighting": (*get_args(ChannelWeighting), *get_args(AttentionWeighting)),
+    "relu": get_args(Relu),
+    "heads": get_args(Heads),
+    "layer_rule": get_args(LayerRule),
+    "reshape": get_args(Reshape),
+    "upsample": get_args(Upsample),
+    "normalize": get_args(Normalize),
+}
+SCALES: dict[str, tuple[Scale, ...]] = {
+    "class": ("logit", "probability", "log-probability", "margin", "finer"),
+    "segmentation": ("logit", "probability", "log-probability"),
+    "itm": ("logit", "probability", "log-probability", "margin"),
+    "contrastive": ("cosine",),
+    "custom": ("raw",),
+    "none": ("none",),
+}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "feature representation": ("site", "stream", "layers"),
+    "gradient target": ("target", "scale", "gradient_path"),
+    "token handling": ("gradient_tokens", "queries", "map_axis", "exclude"),
+    "aggregation": ("weighting", "relu", "heads", "layer_rule", "discard", "departures"),
+    "spatial reconstruction": ("reshape", "upsample", "normalize"),
+}
+
+
+def takes_gradient(weighting: str) -> bool:
+    """Whether a weighting depends on the gradient of the target."""
+    return weighting not in (*WITHOUT_GRADIENT, *ASKING)
+
+
+def takes_target(weighting: str) -> bool:
+    """Whether a weighting depends on the target at all."""
+    return weighting not in WITHOUT_GRADIENT

@@ -1,0 +1,88 @@
+"""Every score that a model offers, each with its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vlcam.readers import READERS, HeadKind, explained_classes, reading, region_weights, score_key, scored
+
+__all__ = ["Score", "Scores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A number that the model gives an image and a text, with its kind: a cosine is never called a probability."""
+
+    name: str
+    kind: str
+    value: float
+
+    def __float__(self) -> float:
+        """The value."""
+        return self.value
+
+    def __str__(self) -> str:
+        """For people: `itm_probability 0.9731 (probability)`."""
+        return f"{self.name} {self.value:.4f} ({self.kind})"
+
+
+class Scores(Mapping[str, Score]):
+    """Every score of one pair by name. Those of heads that the map did not need are computed when first read."""
+
+    def __init__(
+        self,
+        heads: Mapping[str, HeadKind],
+        pair: int,
+        known: Mapping[str, Tensor],
+        fetch: Callable[[], Mapping[str, Tensor]],
+        classes: Sequence[int | None] = (None,),
+        weights: Tensor | None = None,
+    ) -> None:
+        """Hold the outputs [P, ...] of some heads, and how to get those of the others; the rest as in `Target`."""
+        self._heads, self._pair, self._classes, self._weights = heads, pair, classes, weights
+        self._names = {f"{head}_{score_key(scale)}": head for head, kind in heads.items() for scale in scored(kind)}
+        self._scores: dict[str, Score] = {}
+        self._add(known)
+        self._fetch: Callable[[], Mapping[str, Tensor]] | None = fetch
+
+    def __getitem__(self, name: str) -> Score:
+        """The score of that name."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._scores and self._fetch is not None:
+            self._add(self._fetch())
+            self._fetch = None  # and with it the tensors that it holds
+        return self._scores[name]
+
+    def _add(self, outputs: Mapping[str, Tensor]) -> None:
+        for head, output in outputs.items():
+            kind = self._heads[head]
+            for scale in scored(kind):
+                name = f"{head}_{score_key(scale)}"
+                self._scores[name] = Score(name, *self._value(kind, scale, output.detach()))
+
+    def _value(self, kind: HeadKind, scale: str, output: Tensor) -> tuple[str, float]:
+        value = reading(READERS[kind][scale], kind, self._classes, self._weights)(output)[self._pair]
+        if kind != "pixels":
+            return scale, float(value)
+        size = region_weights(output, explained_classes(output, self._classes), self._weights)[self._pair].sum()
+        return f"mean {scale} of the region", float(value / size)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of the model's heads."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many scores there are."""
+        return len(self._names)
+
+    def __reduce__(self) -> tuple[type[dict[str, Score]], tuple[dict[str, Score]]]:
+        """Copies and pickles hold the numbers, not the model."""
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        """Like a dict's."""
+        return repr(dict(self))
