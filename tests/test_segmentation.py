@@ -641,8 +641,12 @@ def test_segformer_has_a_grid_per_stage_and_attention_where_keys_are_tokens():
     assert model.explain(pixels, recipe="chefer-generic", layer=(4, 5)).tokens.shape == (2, 3)
     with pytest.raises(vlcam.UnknownNameError, match=r"F2 of vision block 0 does not exist: .* tokens merged 8 x 8"):
         model.explain(pixels, recipe="raw-attention", layer=0)
-    with pytest.raises(vlcam.RecipeError, match=r"grids of different sizes, 16 x 24 in block 0, .*blocks of one stage"):
+    with pytest.raises(
+        vlcam.UnknownNameError, match="F2 of vision block 0 does not exist: its queries are tokens, but"
+    ):
         model.explain(pixels, recipe="attention-rollout")
+    with pytest.raises(vlcam.RecipeError, match="whose grids have different sizes; choose blocks of one stage"):
+        model.explain(pixels, recipe="pgc-gradcam", layer="all", layer_rule="mean")
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -304,4 +304,5 @@ def _status(recipe: Recipe, values: Tensor, *, live: bool) -> Status:
     rectified = recipe.relu != "none" or recipe.weighting == "elementwise"
     if rectified and not bool(values.any()):
         return "no positive evidence"
-    return "constant" if bool(values.amin() == values.amax()) else "ok"
+    low, high = values.aminmax()
+    return "constant" if bool(high - low <= _ROUNDING * values.abs().amax()) else "ok"

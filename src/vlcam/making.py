@@ -15,7 +15,7 @@ from vlcam.adapter import ModelAdapter
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.choices import ATTENTION_SITES
-from vlcam.errors import EvidenceError
+from vlcam.errors import EvidenceError, InputError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
@@ -40,6 +40,15 @@ class Asking:
 
     batch: int = BATCH
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of variants.
+
+        Raises:
+            InputError: not a whole number of 1 or more.
+        """
+        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
+            raise InputError(f"batch={self.batch!r}: how many variants run at once, a whole number of 1 or more")
 
 
 @dataclass(frozen=True, eq=False)

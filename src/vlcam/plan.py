@@ -139,14 +139,12 @@ def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) 
 
 
 def _check_windows(chosen: Recipe, stream: StreamAnatomy) -> None:
-    if not stream.windowed:
-        return
-    if chosen.weighting == "reciprocam":
+    if chosen.weighting == "reciprocam" and stream.stages:
         raise RecipeError(
-            "weighting='reciprocam': it keeps the class token and one neighbourhood, and this model has no class token "
-            "and attends within windows; choose another weighting"
+            "weighting='reciprocam': it keeps one neighbourhood of a block's input, and this model merges its "
+            "tokens; choose another weighting"
         )
-    if chosen.site != "F2":
+    if not stream.windowed or chosen.site != "F2":
         return
     if chosen.layer_rule in FLOWS:
         raise RecipeError(

@@ -109,9 +109,7 @@ def resolve(
     """
     first, classes = next(iter(heads)), tuple(classes)
     if recipe.target == "none":
-        nothing = next(iter(READERS[heads[first]].values()))
-        read = reading(nothing, heads[first], classes)
-        return Target(first, "none", read, differentiate=False, classes=classes, region=region)
+        return Target(first, "none", _nothing, differentiate=False, classes=classes, region=region)
     path = recipe.gradient_path
     if recipe.target == "custom":
         if custom is None:
@@ -137,6 +135,10 @@ def resolve(
         region=region,
         reads_classes=of,
     )
+
+
+def _nothing(output: Tensor) -> Tensor:
+    return output.new_zeros(len(output))
 
 
 def _need(head: str, heads: Mapping[str, HeadKind]) -> None:
