@@ -317,8 +317,6 @@ class Callable:
         ("class", Asked({"target": "class"})),
         ("itm", Asked({"target": "itm"})),
         ("contrastive", Asked({"target": "contrastive"})),
-        ("none", Asked({"target": "none"})),
-        ("custom", Asked({"target": "custom"})),
     ],
     ids=repr,
 )
@@ -341,8 +339,9 @@ def test_a_custom_target_is_kept_as_it_is():
     assert read_target(custom, BOTH, LABELS) == Asked({"target": "custom", "scale": "raw"}, custom)
 
 
-def test_a_score_of_that_name_comes_before_a_class_of_that_name():
-    assert read_target("itm", BOTH, ("itm", "other")) == Asked({"target": "itm"})
+def test_a_name_of_a_score_and_of_a_class_is_refused_and_the_index_is_not():
+    with pytest.raises(RecipeError, match="'itm' is the name of a score and of class 0; give the class' index"):
+        read_target("itm", BOTH, ("itm", "other"))
     assert read_target(Class("itm"), BOTH, ("itm", "other")) == Asked({"target": "class"}, classes=(0,))
     assert read_target(["itm"], BOTH, ("itm", "other")).classes == (0,)
 

@@ -127,7 +127,7 @@ class StreamAnatomy:
         )
 
     def indices(self, layers: Layers) -> tuple[int, ...]:
-        """Block numbers that a recipe's `layers` stand for.
+        """Block numbers that a recipe's `layers` stand for, first to last, in whatever order they were given.
 
         Raises:
             UnknownNameError: an index outside the stream, says which exist; or two that mean one block.
@@ -143,7 +143,7 @@ class StreamAnatomy:
         found = tuple(index % depth for index in layers)
         if len(set(found)) < len(found):
             raise UnknownNameError(f"blocks {tuple(layers)} of {self.name} are {found}: one is named twice")
-        return found
+        return tuple(sorted(found))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,6 +214,8 @@ def block_numbers(layers: Any) -> Layers:
     if isinstance(layers, str) and layers in ("last", "all"):
         return "last" if layers == "last" else "all"
     found: tuple[int, ...] = ()
+    if isinstance(layers, bool):
+        raise RecipeError(f"layer={layers!r}: give a whole number, several, 'last' or 'all'")
     with suppress(TypeError):
         found = (operator.index(layers),)
     with suppress(TypeError):

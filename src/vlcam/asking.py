@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +119,8 @@ def _answers(
             asked = _repeated(inputs, pair, pixels)
             with _edited(adapter, variants.edits, which):
                 shared = adapter.trunk(asked)
-                yield target.read(adapter.head(target.head, shared, asked))
+                output = adapter.head(target.head, shared, asked)
+            yield target.read(output)
             if progress is not None:
                 progress(which.stop, variants.count)
 
@@ -152,13 +155,18 @@ def _edited(adapter: ModelAdapter, edits: dict[Tap, Edit], which: range) -> Iter
 
 
 def _hook(module: nn.Module, how: str, edit: Edit, which: range) -> torch.utils.hooks.RemovableHandle:
-    if how == "input":
-        return module.register_forward_pre_hook(lambda _, args: (edit(args[0], which), *args[1:]))
-    return module.register_forward_hook(
-        lambda _, __, output: (
-            edit(output, which) if isinstance(output, Tensor) else (edit(output[0], which), *output[1:])
-        )
-    )
+    """An edit that only the thread feels that sets it."""
+    owner = threading.get_ident()
+
+    def before(_: nn.Module, args: Any) -> Any:
+        return (edit(args[0], which), *args[1:]) if threading.get_ident() == owner else None
+
+    def after(_: nn.Module, __: Any, output: Any) -> Any:
+        if threading.get_ident() != owner:
+            return None
+        return edit(output, which) if isinstance(output, Tensor) else (edit(output[0], which), *output[1:])
+
+    return module.register_forward_pre_hook(before) if how == "input" else module.register_forward_hook(after)
 
 
 def _masked_images(

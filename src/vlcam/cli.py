@@ -26,7 +26,7 @@ from vlcam import wording
 from vlcam.archive import make_folder
 from vlcam.asking import Progress
 from vlcam.catalogue import named
-from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, VlcamError
+from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, VlcamError, listing
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
 from vlcam.provenance import versions
@@ -112,7 +112,7 @@ def explain(
                     phrase=phrase,
                     occurrence=occurrence,
                     layer=layer or None,
-                    target=_target(target),
+                    target=_target(target, list(loaded.adapter.labels)),
                     strict=strict,
                     progress=progress,
                     **changes,
@@ -163,9 +163,18 @@ def sweep(
     files = {"figure": out / f"{base}.png", "table": out / f"{base}.json"}
     names = [one if isinstance(one, str) else one.name for one in chosen or fitting(loaded.adapter)]
     each = {name: out / f"{base}-{_slug(name)}.png" for name in names} if save else {}
+    if len(set(each.values())) < len(names) and save:
+        raise RecipeError(f"recipes {listing(names)}: two of them would be saved to one file; give them other names")
     _refuse_existing(files | each, overwrite=overwrite)
     with _bar() as progress:
-        found = loaded.sweep(str(image), text, chosen, target=_target(target), empty="keep", progress=progress)
+        found = loaded.sweep(
+            str(image),
+            text,
+            chosen,
+            target=_target(target, list(loaded.adapter.labels)),
+            empty="keep",
+            progress=progress,
+        )
     make_folder(out)
     table = [_line(explanation) for explanation in found]
     figure = vlcam.compare(found) if grid and len(layer or "1") == 1 else vlcam.gallery(found)
@@ -293,9 +302,16 @@ def _bar() -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
-def _target(given: str | None) -> str | int | None:
-    """A class index is written in digits."""
-    return int(given) if given is not None and given.isdecimal() else given
+def _target(given: str | None, labels: Sequence[str]) -> str | int | None:
+    """A class index is written in digits; digits that are also a class' name must mean the same class."""
+    if given is None or not given.isdecimal():
+        return given
+    if given in labels and labels[int(given) :][:1] != [given]:
+        raise UnknownNameError(
+            f"--target {given}: it is the name of class {labels.index(given)}, and the number of another; in Python, "
+            'target="..." is a name and target=... a number'
+        )
+    return int(given)
 
 
 def _read_recipe(given: str) -> str | Recipe:
@@ -369,7 +385,8 @@ _ENDINGS = {"explanation": ".png", "record": ".json", "map": ".npy"}
 
 
 def _slug(text: str | None) -> str:
-    return re.sub(r"\W+", "-", text or "").strip("-").lower()[:60]
+    spelt = (text or "").replace("++", "-plus-plus").replace("*", "-times-")
+    return re.sub(r"\W+", "-", spelt).strip("-").lower()[:60]
 
 
 def _tell(explanation: Explanation, files: dict[str, Path]) -> None:

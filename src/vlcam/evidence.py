@@ -87,7 +87,8 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
     if not bool(torch.isfinite(merged).all()):
         raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
     statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
-    if statuses[0] == "ok" and recipe.weighting == "hirescam" and _cancelled(merged, layers, selection):
+    features = recipe.site not in ATTENTION_SITES
+    if features and statuses[0] == "ok" and recipe.weighting == "hirescam" and _cancelled(merged, layers, selection):
         statuses = ("rounding noise",)
     return TokenMaps(merged, statuses)
 
@@ -200,7 +201,7 @@ def _channels(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Sel
 
 
 def _weighted_heads(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Selection) -> Tensor:
-    weights = maps.head_weights(recipe, layer.gradient, rows, selection.cells)
+    weights = maps.head_weights(recipe, layer.gradient, rows, selection.cells, selection.pool)
     return maps.attention_matrix(recipe, layer.rows(rows).activation, None, weights=weights).mean(1)
 
 
@@ -210,14 +211,14 @@ def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Ten
     for layer in layers:
         weights = None
         if recipe.weighting == "head_weights":
-            weights = maps.head_weights(recipe, layer.gradient, selection.rows, selection.cells)
+            weights = maps.head_weights(recipe, layer.gradient, selection.rows, selection.cells, selection.pool)
         matrices.append(
             maps.attention_matrix(recipe, layer.activation, layer.gradient, scores=layer.scores, weights=weights)
         )
     rows = matrices[0].new_zeros(len(selection.all_rows), matrices[0].shape[-1])
     for number, chosen in enumerate(selection.all_rows):
         rows[number, list(chosen)] = 1 / len(chosen)
-    found = maps.taken(maps.propagated(recipe, matrices, rows)[0], selection.cells, 1)
+    found = maps.taken(maps.propagated(recipe, matrices, rows, protect=selection.cells[0] > 0)[0], selection.cells, 1)
     return found.relu() if recipe.relu == "map" else found
 
 
@@ -290,12 +291,13 @@ def _cancelled(merged: Tensor, layers: Sequence[_Layer], selection: Selection) -
     input before the final norm a token's gradient is orthogonal to the token.
     """
     peak = float(merged.abs().amax())
+    rounding = max(_ROUNDING, 4 * torch.finfo(layers[0].activation.dtype).eps)
     pairs = [(layer.activation, layer.gradient) for layer in layers if layer.gradient is not None]
     bound = max(float(a.abs().amax() * g.abs().amax()) for a, g in pairs)
-    if peak > _SUSPICIOUS * bound:
+    if peak > _SUSPICIOUS * bound and rounding == _ROUNDING:
         return False
     terms = (maps.taken((a.float() * g.float()).abs().sum(-1), selection.cells, 1).amax() for a, g in pairs)
-    return peak < _ROUNDING * float(max(terms))
+    return peak < rounding * float(max(terms))
 
 
 def _status(recipe: Recipe, values: Tensor, *, live: bool) -> Status:

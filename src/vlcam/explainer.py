@@ -27,7 +27,7 @@ from vlcam.provenance import WeightsHash
 from vlcam.questions import Asked, read_target
 from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
-from vlcam.targets import resolve
+from vlcam.targets import Target, resolve
 
 __all__ = ["Explainer"]
 
@@ -189,15 +189,20 @@ class Explainer:
         changes = dict(asked.changes)
         if scale is not None:
             changes["scale"] = scale
-        described = plan(
-            self.adapter, "pgc-gradcam", changes, custom=asked.custom, classes=asked.classes, region=asked.region
+        plain, _ = named("pgc-gradcam").fitted(1, self.adapter)
+        target_there = resolve(
+            plain.replace(**changes),
+            self.adapter.heads,
+            custom=asked.custom,
+            classes=asked.classes,
+            region=asked.region,
         )
         indices = self.anatomy.stream(stream).indices(block_numbers(layers))
         with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
             taps = [Tap(stream, index, site) for index in indices]
-            (job,) = _within_region([described], asked, pairs)
-            (found,) = capture(self.adapter, pairs.inputs, taps, [job.target])
+            (wanted,) = _within_region([target_there], asked, pairs)
+            (found,) = capture(self.adapter, pairs.inputs, taps, [wanted])
         return found
 
     def scores(self, image: Any, text: Any = None, *, strict: bool = False) -> Any:
@@ -245,18 +250,20 @@ class Explainer:
     ) -> list[Any]:
         with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
-            made = self._making(pairs, **how).explanations(_within_region(jobs, asked, pairs))
+            targets = _within_region([job.target for job in jobs], asked, pairs)
+            placed = [replace(job, target=target) for job, target in zip(jobs, targets, strict=True)]
+            made = self._making(pairs, **how).explanations(placed)
         return [each if pairs.many else each[0] for each in made]
 
     def _making(self, pairs: Pairs, **how: Any) -> Making:
         return Making(self.adapter, self.name, self._weights, pairs, **how)
 
 
-def _within_region(jobs: Sequence[Job], asked: Asked, pairs: Pairs) -> Sequence[Job]:
-    """The jobs with the region laid on each pair's model input."""
+def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:
+    """The targets with the region laid on each pair's model input."""
     if asked.region is None:
-        return jobs
+        return targets
     images = pairs.inputs.images
     laid = [on_model_input(asked.region, images.placements[image]) for image in pairs.inputs.image_of]
     weights = torch.from_numpy(np.stack(laid)).to(images.pixel_values.device)
-    return [replace(job, target=job.target.within(weights)) for job in jobs]
+    return [target.within(weights) for target in targets]

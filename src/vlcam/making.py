@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import ModelAdapter
+from vlcam.anatomy import SCORES, VALUES
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.choices import ATTENTION_SITES
@@ -58,7 +59,7 @@ class Seen:
     found: Capture
     scores: Sequence[Scores]
     classes: Sequence[dict[str, Any] | None]
-    model: Mapping[bool, dict[str, Any]]
+    model: Mapping[str, Any]
 
 
 @contextmanager
@@ -96,11 +97,10 @@ class Making:
     def seen(self, target: Target, found: Capture) -> Seen:
         """What records say of a pass, besides its tensors."""
         weights = self.weights.value()
-        records = {
-            tapped: model_record(self.adapter, self.name, weights, attention_tapped=tapped) for tapped in (False, True)
-        }
+        tapped = any(tap.site in (*ATTENTION_SITES, SCORES, VALUES) for tap in found.activations)
+        record = model_record(self.adapter, self.name, weights, attention_tapped=tapped)
         scores = self._scores(target, found, weights)
-        return Seen(found, scores, class_records(self.adapter, target, found), records)
+        return Seen(found, scores, class_records(self.adapter, target, found), record)
 
     def _scores(self, target: Target, found: Capture, weights: str) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
@@ -169,7 +169,7 @@ class Making:
                 "schema": SCHEMA,
                 "image": image_record,
                 "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
-                "model": dict(seen.model[attention]),
+                "model": dict(seen.model),
                 "run": run_record(self.adapter, job, found, pair, selection, grid) | own,
                 "versions": dict(versions(self.adapter.library)),
                 "seed": None,

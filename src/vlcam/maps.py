@@ -205,7 +205,9 @@ def _needed(recipe: Recipe, tensor: Tensor | None, what: str) -> Tensor:
     return tensor
 
 
-def head_weights(recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], cells: Sequence[int]) -> Tensor:
+def head_weights(
+    recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], cells: Sequence[int], pool: Sequence[int] = ()
+) -> Tensor:
     """A weight per head, [B, H]: the mean gradient over the rows' patch keys, or over the whole matrix [B, H, Q, K].
 
     The first is `generate_cam_attn` of Chefer et al. (CVPR 2021), the second the Grad-CAM baseline of Chefer et al.
@@ -216,6 +218,8 @@ def head_weights(recipe: Recipe, gradient: Tensor | None, rows: Sequence[int], c
         gradient = gradient.relu()
     if recipe.gradient_tokens == "patches":
         gradient = taken(taken(gradient, rows, 2), cells, 3)
+    elif pool:
+        gradient = taken(taken(gradient, pool, 2), pool, 3)
     return gradient.mean((2, 3))
 
 
@@ -224,7 +228,7 @@ def head_channels(attention: Tensor, rows: Sequence[int]) -> Tensor:
     return taken(attention.float(), rows, 2).mean(2).transpose(1, 2)
 
 
-def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tensor:
+def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor, *, protect: bool = True) -> Tensor:
     """Carry rows through the blocks' attention: [B, R, K] from matrices [B, N, N], first block first, and rows [R, N].
 
     - `rollout`: each matrix plus the identity, its rows scaled to a sum of 1, then the product (Abnar and Zuidema, ACL
@@ -238,6 +242,7 @@ def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tens
         recipe: names the rule, the share that is discarded, and the departures.
         matrices: E of every block.
         rows: weights of the query rows of every selection.
+        protect: whether entry [0, 0] is that of the class token, which is not discarded.
     """
     found = rows.to(matrices[-1]).expand(len(matrices[-1]), *rows.shape)
     for matrix in reversed(matrices):
@@ -245,7 +250,7 @@ def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor) -> Tens
         if recipe.layer_rule != "rollout":
             found = found @ (matrix + identity)
         else:
-            found = found @ _row_scaled(recipe, _pruned(recipe, matrix) + identity)
+            found = found @ _row_scaled(recipe, _pruned(recipe, matrix, protect=protect) + identity)
     return found
 
 
@@ -286,14 +291,14 @@ def _row_scaled(recipe: Recipe, matrix: Tensor) -> Tensor:
     return matrix / (sums[..., None, :] if "column_scaling" in recipe.departures else sums[..., None])
 
 
-def _pruned(recipe: Recipe, matrix: Tensor) -> Tensor:
+def _pruned(recipe: Recipe, matrix: Tensor, *, protect: bool) -> Tensor:
     count = int(matrix.shape[-1] ** 2 * recipe.discard)
     if not count:
         return matrix
     flat = matrix.flatten(1)
     smallest = flat.topk(count, largest=False).indices
     kept = flat.scatter(1, smallest, 0)
-    if "unprotected" not in recipe.departures:
+    if protect and "unprotected" not in recipe.departures:
         kept[:, 0] = flat[:, 0]
     return kept.view_as(matrix)
 

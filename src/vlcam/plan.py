@@ -112,12 +112,12 @@ def plan(
     elif occurrence is not None:
         raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
     different = {field: value for field, value in wanted.items() if getattr(chosen, field, None) != value}
-    chosen = chosen.replace(**different) if different else chosen
+    chosen = chosen.replace(**wanted) if different else chosen
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")
     layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
-    _check_windows(chosen, stream := adapter.anatomy.stream(chosen.stream))
+    _check_windows(chosen, stream := adapter.anatomy.stream(chosen.stream), adapter.prefix)
     _check_stages(chosen, stream, layers)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
@@ -138,11 +138,11 @@ def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) 
         )
 
 
-def _check_windows(chosen: Recipe, stream: StreamAnatomy) -> None:
-    if chosen.weighting == "reciprocam" and stream.stages:
+def _check_windows(chosen: Recipe, stream: StreamAnatomy, prefix: Sequence[str]) -> None:
+    if chosen.weighting == "reciprocam" and (stream.stages or "cls" not in prefix):
         raise RecipeError(
-            "weighting='reciprocam': it keeps one neighbourhood of a block's input, and this model merges its "
-            "tokens; choose another weighting"
+            "weighting='reciprocam': it keeps one neighbourhood of a block's input and the class token, and this model "
+            "merges its tokens or has no class token; choose another weighting"
         )
     if not stream.windowed or chosen.site != "F2":
         return

@@ -55,8 +55,8 @@ def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str
         target = Custom(target, label=getattr(target, "__qualname__", "callable"))
     if isinstance(target, Custom):
         return Asked({"target": "custom", "scale": "raw"}, target)
-    if isinstance(target, str) and (target in heads or target in get_args(TargetName)):
-        return Asked({"target": target})
+    if isinstance(target, str) and (target in heads or (target in get_args(TargetName) and target not in labels)):
+        return _score(target, heads, labels)
     head = next((name for name, kind in heads.items() if kind in OF_CLASSES), None)
     if head is None:
         raise RecipeError(f"target={target!r}: this model tells no classes apart; it offers {listing(heads)}")
@@ -68,6 +68,16 @@ def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str
     return _several(plain, head, labels)
 
 
+def _score(name: str, heads: Mapping[str, HeadKind], labels: Sequence[str]) -> Asked:
+    if name in labels:
+        raise RecipeError(
+            f"target={name!r} is the name of a score and of class {list(labels).index(name)}; give the class' index"
+        )
+    if name not in heads:
+        raise RecipeError(f"target={name!r}: this model does not offer it; it offers {listing(heads)}")
+    return Asked({"target": name})
+
+
 def _one_class(target: Class, head: str, kind: HeadKind, labels: Sequence[str]) -> Asked:
     if target.region is not None and kind != "pixels":
         raise RecipeError(f"region={target.region!r}: this model tells the class of an image, and not of its pixels")
@@ -77,6 +87,8 @@ def _one_class(target: Class, head: str, kind: HeadKind, labels: Sequence[str]) 
 
 
 def _several(target: Any, head: str, labels: Sequence[str]) -> Asked:
+    if isinstance(target, (set, frozenset)):
+        raise RecipeError(f"target={target!r}: a set has no order to pair classes with images in; give a list")
     try:
         classes = tuple(class_index(each, labels) for each in target)
     except TypeError:

@@ -65,11 +65,18 @@ def select(
     dropped: list[dict[str, Any]] = [{"what": "image tokens", "tokens": before, "why": why}] if before else []
     if recipe.site not in ATTENTION_SITES:
         pooled = recipe.gradient_tokens
-        pool = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
+        pool: Sequence[int] = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
         return Selection((), pool, tokens.patches, (), None, dropped, tokens.grid)
     pool = tokens.patches if recipe.heads == "channels" else ()
     if recipe.site == "F2" or layout is None:
         rows = _index_list(recipe, tokens.count) or tokens.chosen(str(recipe.queries), recipe.exclude)
+        if recipe.weighting == "head_weights" and recipe.gradient_tokens == "all":
+            pool = tokens.chosen("all", recipe.exclude)
+        if recipe.map_axis == "queries" and recipe.weighting == "attention" and len(set(rows)) == tokens.count:
+            raise RecipeError(
+                f"queries={recipe.queries!r} with map_axis='queries': rows of attention sum to 1 over all tokens, "
+                "so the map is constant; leave some tokens out"
+            )
         return Selection(rows, pool, tokens.patches, (), None, dropped, tokens.grid)
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
     special = [index for index, flag in enumerate(layout.special) if flag]
