@@ -75,10 +75,15 @@ def table(count: int) -> str:
         "| recipe | " + " | ".join(f"`{name}`" for name in MODELS) + " |",
         "|---|" + "---|" * len(MODELS),
     ]
-    for recipe in names:
-        cells = (found[name].get(recipe) for name in MODELS)
-        lines.append(f"| `{recipe}` | " + " | ".join("no gradient" if c is None else f"{c:.3f}" for c in cells) + " |")
+    lines += [f"| `{recipe}` | " + " | ".join(_cell(found[name], recipe) for name in MODELS) + " |" for recipe in names]
     return "\n".join(lines)
+
+
+def _cell(shares: dict[str, float | None], recipe: str) -> str:
+    if recipe not in shares:
+        return "does not fit"
+    share = shares[recipe]
+    return "no gradient" if share is None else f"{share:.3f}"
 
 
 def _extremes(found: dict[str, dict[str, float | None]]) -> list[str]:

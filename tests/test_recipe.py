@@ -33,6 +33,7 @@ FINGERPRINTS = {
     "attention-cross": "r1-2ed7521fd846",
     "context-gradcam": "r1-1313b9c6cfe9",
     "pgc-gradcam": "r1-4bab14910920",
+    "pgc-swin": "r1-8e9b03009fe7",
     "pgc-gradcam++": "r1-a9f0aa53ad9f",
     "pgc-xgradcam": "r1-cca3cda7b479",
     "pgc-hirescam": "r1-c2b8442b0c87",
@@ -721,6 +722,13 @@ FORMULAS = {
         "M[j] = ReLU(sum over c of w[c] A[j,c])",
         LAST_LINE,
     ],
+    "pgc-swin": [
+        "y = z[class]",
+        "G = dy/dA",
+        "w[c] = mean over i in patches of G[i,c]",
+        "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
     "pgc-gradcam++": [
         "y = z[class]",
         "G = dy/dA",
@@ -1131,6 +1139,10 @@ def test_every_scale_that_a_fitted_recipe_takes_is_one_of_its_target():
     for entry, head in product(recipes().values(), ("class", "itm", "contrastive")):
         if entry.recipe.scale == "finer" and head != "class":
             with pytest.raises(RecipeError, match="scale='finer'"):
+                entry.fitted(12, adapter(head))
+            continue
+        if entry.reads:
+            with pytest.raises(RecipeError, match="is for models whose heads read the patches"):
                 entry.fitted(12, adapter(head))
             continue
         fitted, _ = entry.fitted(12, adapter(head))

@@ -159,7 +159,7 @@ def test_another_run_is_told_and_counts_where_it_decides(saved, model, field, va
     assert list(outcome.differences) == ([] if counts is None else told)
 
 
-NOT_OF_BLIP = ("legrad", "pgc-finercam")
+NOT_OF_BLIP = ("legrad", "pgc-finercam", "pgc-swin")
 
 
 @pytest.mark.parametrize("recipe", [name for name in vlcam.recipes() if name not in NOT_OF_BLIP])
@@ -170,7 +170,7 @@ def test_every_named_recipe_verifies(model, photo, tmp_path, recipe):
     assert outcome.differences == ()
 
 
-def test_of_the_recipes_of_one_pass_all_fit_but_two(model):
+def test_of_the_recipes_of_one_pass_all_fit_but_three(model):
     entries = vlcam.recipes().items()
     cheap = [name for name, e in entries if not e.recipe.asks and e.recipe.gradient_path != "integrated"]
     assert fitting(model.adapter) == [name for name in cheap if name not in NOT_OF_BLIP]

@@ -118,6 +118,8 @@ def test_a_sweep_of_one_equals_the_single_call_bit_for_bit(kind):
 def test_by_default_every_named_recipe_that_fits_a_classifier_in_catalogue_order(kind):
     model = wrapped(kind)
     expected = [name for name in in_one_pass() if name not in NOT_FOR_CLASSES]
+    if model.adapter.reads == "cls":
+        expected.remove("pgc-swin")
     assert fitting(model.adapter) == expected
     assert [exp.recipe.name for exp in model.sweep(models.pixels())] == expected
     for name in NOT_FOR_CLASSES:

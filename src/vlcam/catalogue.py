@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vlcam.choices import SCALES
-from vlcam.errors import UnknownNameError, listing
+from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Entry:
         code: the implementation that the formula was checked against, or that there is none.
         depth: number of blocks of the stream in the published model; 0 where `layers` is not an index.
         notes: what a reader should know before using it.
+        reads: `patches`, if it needs a model whose heads read these; see `ModelAdapter.reads`.
     """
 
     recipe: Recipe
@@ -35,6 +36,7 @@ class Entry:
     code: str
     depth: int
     notes: str
+    reads: str = ""
 
     def at_depth(self, depth: int) -> tuple[Recipe, str]:
         """Return the recipe for a stream of `depth` blocks, and a sentence that says how its layers were found.
@@ -56,7 +58,15 @@ class Entry:
         Args:
             depth: number of blocks of the stream.
             adapter: the model.
+
+        Raises:
+            RecipeError: the recipe is for models whose heads read other tokens.
         """
+        if self.reads and adapter.reads != self.reads:
+            raise RecipeError(
+                f"recipe {self.recipe.name!r} is for models whose heads read the {self.reads}; this one's read the "
+                "class token, and patches have no gradient at that site; 'pgc-gradcam' reads one where they have"
+            )
         recipe, layers = self.at_depth(depth)
         heads, rules = adapter.heads, {"layers": layers, "target": "as published", "tokens": "as published"}
         if recipe.target not in (*heads, "none"):
@@ -198,9 +208,9 @@ def _pgc(name: str, module: str, **changes: Any) -> tuple[Recipe, str]:
     return _FEATURES.replace(name=name, **changes), code
 
 
-def _entry(made: Recipe | tuple[Recipe, str], citation: str, code: str = "", *, depth: int = 0, notes: str) -> Entry:
+def _entry(made: Recipe | tuple[Recipe, str], citation: str, code: str = "", *, depth: int = 0, **facts: str) -> Entry:
     recipe, source = made if isinstance(made, tuple) else (made, code)
-    return Entry(recipe=recipe, citation=citation, code=source, depth=depth, notes=notes)
+    return Entry(recipe=recipe, citation=citation, code=source, depth=depth, **facts)
 
 
 _CROSS_ENTRIES = (
@@ -250,6 +260,14 @@ _FEATURE_ENTRIES = (
         _pgc("pgc-gradcam", "GradCAM"),
         _GRADCAM,
         notes="The peer rescales to 0..1 twice and always; tokens here stay raw.",
+    ),
+    _entry(
+        _FEATURES.replace(name="pgc-swin", site="F4"),
+        _GRADCAM,
+        "jacobgil/pytorch-grad-cam 084273b and 1.5.7, usage_examples/swinT_example.py: last block's second LayerNorm",
+        notes="The site of the peer's example for Swin. Its README and tutorial name the first LayerNorm, which is "
+        "pgc-gradcam: two sites in one repository. Only where heads read the patches.",
+        reads="patches",
     ),
     _entry(
         _pgc("pgc-gradcam++", "GradCAMPlusPlus", weighting="gradcam++"),
