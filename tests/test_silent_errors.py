@@ -165,3 +165,10 @@ def test_a_label_that_is_also_a_score_is_refused_but_its_index_is_not():
     for target, index in (("none", 1), ("itm", 2), (0, 0), (Class("class"), 0)):
         exp = model.explain(models.pixels(), target=target)
         assert exp.provenance["run"]["class"]["index"] == index
+
+
+def test_a_model_of_several_labels_at_once_says_what_its_probability_is():
+    module = models.classifier("vit")
+    assert not any("several classes at once" in note for note in vlcam.wrap(module).anatomy.notes)
+    module.config.problem_type = "multi_label_classification"
+    assert any("several classes at once" in note for note in vlcam.wrap(module).anatomy.notes)

@@ -130,6 +130,7 @@ class ClassifierAdapter(ModelAdapter):
 
     takes_text = False
     heads: Mapping[str, HeadKind] = MappingProxyType({"class": "classes"})
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class ClassifierAdapter(ModelAdapter):
             "vision", stack.blocks, stack.width, stack.heads, tokens, trunk=True, windowed=windowed, stages=stack.stages
         )
         targets = tuple(_TARGETS[kind] for kind in self.heads.values())
-        return Anatomy(type(self.module).__name__, {"vision": stream}, targets, stack.notes)
+        return Anatomy(type(self.module).__name__, {"vision": stream}, targets, (*stack.notes, *self.notes))
 
     def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - one stream
         """Rows and columns of the tokens at a block: those of its stage, where there are stages."""

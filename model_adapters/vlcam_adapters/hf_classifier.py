@@ -24,6 +24,10 @@ CLS_ONLY = (
     "query in F2"
 )
 LAYER_SCALE = "LayerScale multiplies what attention and FFN add to the residual stream, after F3 and F5"
+_MULTI_LABEL = (
+    "trained to name several classes at once: probability, log-probability, margin and finer compare the classes with "
+    "each other, which this model's own sigmoids do not; logit is what each class rests on"
+)
 _RGB = 3
 
 
@@ -71,6 +75,8 @@ class HFClassifier(ClassifierAdapter):
         self._frame = self._framed(image_size, sizes.trained)
         self._own_size = image_size is not None
         self._own_labels = labels is not None
+        if config.problem_type == "multi_label_classification":
+            self.notes = (_MULTI_LABEL,)
         names = class_names(labels, _configured(config), _classes(module), source="the configuration (id2label)")
         super().__init__(
             module,
