@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vlcam import citations
 from vlcam.choices import SCALES
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.recipe import Recipe
@@ -87,72 +88,6 @@ def default(heads: Mapping[str, HeadKind]) -> str:
     return "lavis-itm" if "itm" in heads else "pgc-gradcam"
 
 
-_GRADCAM = (
-    "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra. Grad-CAM: Visual Explanations from Deep Networks via "
-    "Gradient-based Localization. ICCV 2017"
-)
-_BLIP = (
-    "Li, Li, Xiong, Hoi. BLIP: Bootstrapping Language-Image Pre-training for Unified Vision-Language "
-    "Understanding and Generation. ICML 2022"
-)
-_ALBEF = (
-    "Li, Selvaraju, Gotmare, Joty, Xiong, Hoi. Align before Fuse: Vision and Language Representation Learning "
-    "with Momentum Distillation. NeurIPS 2021"
-)
-_PLUS_PLUS = (
-    "Chattopadhay, Sarkar, Howlader, Balasubramanian. Grad-CAM++: Generalized Gradient-based Visual Explanations for "
-    "Deep Convolutional Networks. WACV 2018"
-)
-_XGRADCAM = (
-    "Fu, Hu, Dong, Guo, Gao, Li. Axiom-based Grad-CAM: Towards Accurate Visualization and Explanation of CNNs. "
-    "BMVC 2020"
-)
-_HIRESCAM = (
-    "Draelos, Carin. Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks. "
-    "arXiv:2011.08891, 2020"
-)
-_LAYERCAM = (
-    "Jiang, Zhang, Hou, Cheng, Wei. LayerCAM: Exploring Hierarchical Class Activation Maps for Localization. "
-    "IEEE Transactions on Image Processing 2021"
-)
-_EIGENCAM = "Muhammad, Yeasin. Eigen-CAM: Class Activation Map using Principal Components. IJCNN 2020"
-_PGC = "Gildenblat and contributors. pytorch-grad-cam. 2021"
-_FINERCAM = (
-    "Zhang, Gu, Lee, Berger-Wolf, Chao. Finer-CAM: Spotting the Difference Reveals Finer Details for Visual "
-    "Explanation. CVPR 2025"
-)
-_GSCORECAM = "Chen, Li, Biaz, Bui, Nguyen. gScoreCAM: What Objects Is CLIP Looking At? ACCV 2022"
-_GRADECLIP = "Zhao, Wang, Zeng, Zhao, Chan. Gradient-based Visual Explanation for Transformer-based CLIP. ICML 2024"
-_SCORECAM = (
-    "Wang, Wang, Du, Yang, Zhang, Ding, Mardziel, Hu. Score-CAM: Score-Weighted Visual Explanations for Convolutional "
-    "Neural Networks. CVPR Workshops 2020"
-)
-_ABLATIONCAM = (
-    "Desai, Ramaswamy. Ablation-CAM: Visual Explanations for Deep Convolutional Network via Gradient-free "
-    "Localization. WACV 2020"
-)
-_RECIPROCAM = "Byun, Lee. ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations. arXiv:2310.02588, 2023"
-_TRANSITION = (
-    "Yuan, Li, Xiong, Dou. Explaining Information Flow Inside Vision Transformers Using Markov Chain. NeurIPS 2021 "
-    "Workshop on Explainable AI Approaches for Debugging and Diagnosis"
-)
-_BEYOND = "Chen, Li, Yu, Dou, Xiong. Beyond Intuition: Rethinking Token Attributions inside Transformers. TMLR 2023"
-_ROLLOUT = "Abnar, Zuidema. Quantifying Attention Flow in Transformers. ACL 2020"
-_VIT_EXPLAIN = "Gildenblat. Exploring Explainability for Vision Transformers (vit-explain). 2020"
-_CHEFER_LRP = "Chefer, Gur, Wolf. Transformer Interpretability Beyond Attention Visualization. CVPR 2021"
-_CHEFER = (
-    "Chefer, Gur, Wolf. Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder "
-    "Transformers. ICCV 2021"
-)
-_AGCAM = (
-    "Leem, Seo. Attention Guided CAM: Visual Explanations of Vision Transformer Guided by Self-Attention. AAAI 2024"
-)
-_LEGRAD = "Bousselham, Boggust, Chaybouti, Strobelt, Kuehne. LeGrad: An Explainability Method for ViTs. ICCV 2025"
-_GRADSAM = (
-    "Barkan, Hauon, Caciularu, Katz, Malkiel, Armstrong, Koenigstein. Grad-SAM: Explaining Transformers via Gradient "
-    "Self-Attention Maps. CIKM 2021"
-)
-
 _FEATURES = Recipe(
     name="pgc-gradcam",
     site="F1",
@@ -216,7 +151,7 @@ def _entry(made: Recipe | tuple[Recipe, str], citation: str, code: str = "", *, 
 _CROSS_ENTRIES = (
     _entry(
         _LAVIS,
-        _BLIP,
+        citations.BLIP,
         "salesforce/LAVIS 506965b, lavis/models/blip_models/blip_image_text_matching.py, compute_gradcam",
         depth=12,
         notes="Text-averaged map over the words, without [ENC] and [SEP]. In the last block only the first text "
@@ -224,7 +159,7 @@ _CROSS_ENTRIES = (
     ),
     _entry(
         _LAVIS.replace(name="albef-itm", layers=(2,), exclude=("cls", "padding")),
-        _ALBEF,
+        citations.ALBEF,
         "salesforce/ALBEF b9727e4, Grounding.py and visualization.ipynb",
         depth=6,
         notes="Mean over all text rows, special tokens included. ALBEF's 'layer 8' of 12 is the third of the six "
@@ -239,7 +174,7 @@ _CROSS_ENTRIES = (
             gradient_path="none",
             relu="none",
         ),
-        _BLIP,
+        citations.BLIP,
         "no published code: the probabilities of lavis-itm without their gradient",
         depth=12,
         notes="Does not depend on the score: the same map for 'match' and for 'no match'.",
@@ -248,7 +183,7 @@ _CROSS_ENTRIES = (
         _FEATURES.replace(
             name="context-gradcam", site="CONTEXT", stream="fusion", layers="all", layer_rule="shared", target="itm"
         ),
-        _GRADCAM,
+        citations.GRADCAM,
         "no published code for an encoder-decoder model; the context side is named in the taxonomy of Wall, "
         "Wang, Rizk, Santosh (2026)",
         notes="One map for the whole text: the image tokens carry no text rows. The gradient is the sum over every "
@@ -258,12 +193,12 @@ _CROSS_ENTRIES = (
 _FEATURE_ENTRIES = (
     _entry(
         _pgc("pgc-gradcam", "GradCAM"),
-        _GRADCAM,
+        citations.GRADCAM,
         notes="The peer rescales to 0..1 twice and always; tokens here stay raw.",
     ),
     _entry(
         _FEATURES.replace(name="pgc-swin", site="F4"),
-        _GRADCAM,
+        citations.GRADCAM,
         "jacobgil/pytorch-grad-cam 084273b and 1.5.7, usage_examples/swinT_example.py: last block's second LayerNorm",
         notes="The site of the peer's example for Swin. Its README and tutorial name the first LayerNorm, which is "
         "pgc-gradcam: two sites in one repository. Only where heads read the patches.",
@@ -271,29 +206,29 @@ _FEATURE_ENTRIES = (
     ),
     _entry(
         _pgc("pgc-gradcam++", "GradCAMPlusPlus", weighting="gradcam++"),
-        _PLUS_PLUS,
+        citations.PLUS_PLUS,
         notes="Written for activations that are never negative. A LayerNorm's are signed, so the denominator can "
         "vanish or turn negative, and weights grow without bound.",
     ),
     _entry(
         _pgc("pgc-xgradcam", "XGradCAM", weighting="xgradcam"),
-        _XGRADCAM,
+        citations.XGRADCAM,
         notes="Divides by the sum of a channel over the patches, which lies near zero for the outputs of a LayerNorm.",
     ),
     _entry(
         _pgc("pgc-hirescam", "HiResCAM", weighting="hirescam", gradient_tokens="none"),
-        _HIRESCAM,
+        citations.HIRESCAM,
         notes="Gradient times activation at each token, nothing is averaged.",
     ),
     _entry(
         _pgc("pgc-layercam", "LayerCAM", weighting="layercam", gradient_tokens="none"),
-        _LAYERCAM,
+        citations.LAYERCAM,
         notes="The activations of a LayerNorm are signed, so terms can be negative before the outer ReLU. torch-cam "
         "also takes tanh(2 M) before it fuses several layers; for one layer both agree.",
     ),
     _entry(
         _pgc("pgc-elementwise", "GradCAMElementWise", weighting="elementwise", gradient_tokens="none", relu="none"),
-        _PGC,
+        citations.PGC,
         notes="The ReLU is inside the sum over channels.",
     ),
     _entry(
@@ -306,45 +241,45 @@ _FEATURE_ENTRIES = (
             scale="none",
             gradient_path="none",
         ),
-        _EIGENCAM,
+        citations.EIGENCAM,
         notes="Takes no gradient: one map for every class. The sign of a principal component is arbitrary and the ReLU "
         "keeps one half of it; here the token of largest magnitude is positive, in the peer what the solver returns.",
     ),
     _entry(
         _pgc("pgc-eigengradcam", "EigenGradCAM", weighting="eigengradcam", gradient_tokens="none"),
-        _EIGENCAM,
+        citations.EIGENCAM,
         notes="The first principal component of gradient times activation. Its sign as in pgc-eigencam.",
     ),
     _entry(
         _pgc("pgc-finercam", "FinerCAM with GradCAM", scale="finer"),
-        _FINERCAM,
+        citations.FINERCAM,
         notes="Contrast with the three classes whose logits are nearest; with fewer classes, with all of them. "
         "torch-cam takes their plain mean, times 0.6.",
     ),
     _entry(
         _FEATURES.replace(name="torchcam-gradcam++", weighting="gradcam++", departures="summed_cubes"),
-        _PLUS_PLUS,
+        citations.PLUS_PLUS,
         "frgfm/torch-cam 0.5.0, torchcam/methods/gradient.py, GradCAMpp, with the denominator that it computes",
         notes="The denominator holds the sum of G^3 A, where the paper (and the class' own docstring) multiplies G^3 "
         "by the sum of A. The code computes it and then does not use it; that is torchcam-gradcam++-as-coded.",
     ),
     _entry(
         _FEATURES.replace(name="torchcam-gradcam++-as-coded", weighting="gradcam++", departures="no_denominator"),
-        _PLUS_PLUS,
+        citations.PLUS_PLUS,
         "frgfm/torch-cam 0.5.0, torchcam/methods/gradient.py, GradCAMpp",
         notes="What the code computes: the division changes a temporary copy, so channel weights are the sum of "
         "ReLU(G) G^2.",
     ),
     _entry(
         _FEATURES.replace(name="gscorecam-gradcam", site="F6", gradient_tokens="cls"),
-        _GSCORECAM,
+        citations.GSCORECAM,
         "anguyen8/gScoreCAM 87c35a1, pytorch_grad_cam/grad_cam.py with is_transformer",
         notes="Published for CLIP's similarity logit: the class token's gradient weights the channels of the last "
         "block's output, where patches have none.",
     ),
     _entry(
         _FEATURES.replace(name="gradeclip-gradcam-baseline", site="F6", layers=(-2,), gradient_tokens="all"),
-        _GRADECLIP,
+        citations.GRADECLIP,
         "Cyang-Zhao/Grad-Eclip 5c1b5cc, generate_emap.py, grad_cam",
         notes="The input of the last block, gradients averaged over all tokens; the class token's dominates. Published "
         "for CLIP's cosine, and there on a last block that is run again with one head, which is another function; "
@@ -354,7 +289,7 @@ _FEATURE_ENTRIES = (
 _ATTENTION_ENTRIES = (
     _entry(
         _ATTENTION,
-        _CHEFER_LRP,
+        citations.CHEFER_LRP,
         "hila-chefer/Transformer-Explainability c3e578f, baselines; jiaminchen-1031/transformerinterp a76854a, "
         "generate_attn",
         notes="The class token's row of the last block. Where patches are pooled, its row says nothing of the answer; "
@@ -362,7 +297,7 @@ _ATTENTION_ENTRIES = (
     ),
     _entry(
         _ATTENTION.replace(name="attention-rollout", layers="all", layer_rule="rollout"),
-        _ROLLOUT,
+        citations.ROLLOUT,
         "samiraabnar/attention_flow 8044f53; hila-chefer/Transformer-Explainability c3e578f, generate_rollout",
         notes="Does not depend on a class. Evaluation scripts often leave out the first block: layers=(1, 2, ...).",
     ),
@@ -370,7 +305,7 @@ _ATTENTION_ENTRIES = (
         _ATTENTION.replace(
             name="vitexplain-rollout", layers="all", layer_rule="rollout", heads="max", discard=0.9, normalize="max"
         ),
-        _VIT_EXPLAIN,
+        citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_rollout.py, with each row divided by its own sum",
         notes="As intended. The command line's defaults: the heads' maximum, nine tenths of each matrix set to zero.",
     ),
@@ -384,7 +319,7 @@ _ATTENTION_ENTRIES = (
             departures="column_scaling",
             normalize="max",
         ),
-        _VIT_EXPLAIN,
+        citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_rollout.py",
         notes="As coded: the sum loses its axis, so column j is divided by the sum of row j and rows do not sum to 1.",
     ),
@@ -397,7 +332,7 @@ _ATTENTION_ENTRIES = (
             discard=0.9,
             normalize="max",
         ),
-        _VIT_EXPLAIN,
+        citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, as its description says",
         notes="As intended: attention times its own gradient in every block.",
     ),
@@ -411,14 +346,14 @@ _ATTENTION_ENTRIES = (
             departures=("column_scaling", "mirrored_layers", "scores_gradient", "unprotected"),
             normalize="max",
         ),
-        _VIT_EXPLAIN,
+        citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, a fresh object per call",
         notes="As coded: block l is weighted by the gradient of block L - 1 - l, taken before the softmax; columns are "
         "scaled; [CLS, CLS] may be discarded. Its maps have little in common with the intended ones.",
     ),
     _entry(
         _WEIGHTED.replace(name="attn-gradcam", weighting="head_weights", gradient_tokens="patches", relu="after_heads"),
-        _CHEFER_LRP,
+        citations.CHEFER_LRP,
         "hila-chefer/Transformer-Explainability c3e578f, generate_cam_attn",
         notes="Heads are weighted by the mean gradient of the class token's row over the patches; heads first, then "
         "ReLU.",
@@ -427,20 +362,20 @@ _ATTENTION_ENTRIES = (
         _WEIGHTED.replace(
             name="attn-gradcam-full", weighting="head_weights", gradient_tokens="all", relu="after_heads"
         ),
-        _CHEFER,
+        citations.CHEFER,
         "hila-chefer/Transformer-MM-Explainability 58eaea8, lxmert/lxmert/src/ExplanationGenerator.py and "
         "DETR/modules/ExplanationGenerator.py",
         notes="Heads are weighted by the mean gradient over the whole matrix, the class token's key included.",
     ),
     _entry(
         _WEIGHTED.replace(name="chefer-generic", layers="all", layer_rule="relevance"),
-        _CHEFER,
+        citations.CHEFER,
         "hila-chefer/Transformer-MM-Explainability 58eaea8, Transformer_MM_explainability_ViT.ipynb",
         notes="ReLU first, then the mean over heads; no scaling of rows.",
     ),
     _entry(
         _WEIGHTED.replace(name="chefer-generic-heads-first", layers="all", layer_rule="relevance", relu="after_heads"),
-        _BEYOND,
+        citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_genattr",
         notes="A re-implementation of chefer-generic with the mean over heads before the ReLU. The repository starts "
         "at the second block, layers=(1, 2, ...).",
@@ -455,7 +390,7 @@ _ATTENTION_ENTRIES = (
             relu="gradient",
             heads="sum",
         ),
-        _AGCAM,
+        citations.AGCAM,
         "LeemSaebom/Attention-Guided-CAM 7202d31, Methods/AGCAM/AGCAM.py",
         notes="The published code patches the model to detach the input of attention; here the graph is cut for the "
         "one pass.",
@@ -470,14 +405,14 @@ _ATTENTION_ENTRIES = (
             weighting="gradient",
             relu="gradient",
         ),
-        _LEGRAD,
+        citations.LEGRAD,
         "WalBouss/LeGrad a9edb03, legrad/wrapper.py; frgfm/torch-cam 0.5.0, LeGrad (mean over the layers given)",
         notes="Each block is read at its own output, averaged over all tokens. The last two blocks are the code's "
         "default; the paper's abstract speaks of all layers: layers='all'.",
     ),
     _entry(
         _WEIGHTED.replace(name="grad-sam", layers="all", layer_rule="mean", queries="all", relu="gradient"),
-        _GRADSAM,
+        citations.GRADSAM,
         "no official code; of the public re-implementations those that average over the queries",
         notes="The key side: attention that a token receives. The other reading is grad-sam-queries.",
     ),
@@ -485,7 +420,7 @@ _ATTENTION_ENTRIES = (
         _WEIGHTED.replace(
             name="grad-sam-queries", layers="all", layer_rule="mean", queries="all", map_axis="queries", relu="gradient"
         ),
-        _GRADSAM,
+        citations.GRADSAM,
         "no official code; of the public re-implementations those that sum over the keys",
         notes="The query side: attention that a token gives. With a class-token head the last block's patches give "
         "nothing to the answer.",
@@ -494,21 +429,21 @@ _ATTENTION_ENTRIES = (
 _ASKING_ENTRIES = (
     _entry(
         _pgc("pgc-scorecam", "ScoreCAM", weighting="scorecam", departures="aligned_corners"),
-        _SCORECAM,
+        citations.SCORECAM,
         notes="One forward pass per channel. Masks are laid over the preprocessed image with corners aligned, though "
         "the final map is not. The paper's baseline cancels in the softmax, which large logits turn into a choice of "
         "one channel.",
     ),
     _entry(
         _FEATURES.replace(name="torchcam-scorecam", weighting="scorecam"),
-        _SCORECAM,
+        citations.SCORECAM,
         "frgfm/torch-cam 0.5.0, torchcam/methods/activation.py, ScoreCAM",
         notes="One forward pass per channel. Masks are scaled to 0..1 on the grid, then laid over with half-pixel "
         "centres.",
     ),
     _entry(
         _FEATURES.replace(name="ablationcam", weighting="ablationcam"),
-        _ABLATIONCAM,
+        citations.ABLATIONCAM,
         "the paper's formula; jacobgil/pytorch-grad-cam 1.5.7 departs from it and cannot be reproduced: it sets a "
         "channel to its minimum less 1e7 times its place in the batch, so that weights depend on the batch size",
         notes="One forward pass per channel, which is set to zero at every token. Divided by the score, whose sign so "
@@ -516,7 +451,7 @@ _ASKING_ENTRIES = (
     ),
     _entry(
         _FEATURES.replace(name="vit-reciprocam", weighting="reciprocam", relu="none"),
-        _RECIPROCAM,
+        citations.RECIPROCAM,
         "openvinotoolkit/openvino_xai 88f29ee, methods/white_box/recipro_cam.py, ViTReciproCAM",
         notes="One forward pass per cell: the last block sees the class token and a Gaussian neighbourhood of the "
         "cell. The published code then scales each class' map to 0..255 and cuts off the fraction.",
@@ -531,7 +466,7 @@ _PATH_ENTRIES = (
             gradient_path="integrated",
             relu="gradient",
         ),
-        _TRANSITION,
+        citations.TRANSITION,
         "XianrenYty/Transition_Attention_Maps 8329327, generate_transition_attention_maps",
         notes="Twenty backward passes. The authors' scripts start at block 4 of 12: layers=(4, ..., 11).",
     ),
@@ -543,7 +478,7 @@ _PATH_ENTRIES = (
             gradient_path="integrated",
             relu="gradient",
         ),
-        _BEYOND,
+        citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_ours",
         notes="Twenty backward passes. The authors' scripts start at their block 4, counted from 1: layers=(3, ..., "
         "11). Heads are weighted by the gradient at the image itself.",
@@ -556,7 +491,7 @@ _PATH_ENTRIES = (
             gradient_path="integrated",
             relu="gradient",
         ),
-        _BEYOND,
+        citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_ours_c",
         notes="Twenty backward passes. The authors' scripts start at their block 7, counted from 1: layers=(6, ..., "
         "11). The values are read inside fused attention; a model with explicit attention does not show them.",
