@@ -87,8 +87,8 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
     if not bool(torch.isfinite(merged).all()):
         raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
     statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
-    features = recipe.site not in ATTENTION_SITES
-    if features and statuses[0] == "ok" and recipe.weighting == "hirescam" and _cancelled(merged, layers, selection):
+    cancels = recipe.weighting == "hirescam" and recipe.site not in ATTENTION_SITES
+    if cancels and statuses[0] == "ok" and _cancelled(merged, layers, selection):
         statuses = ("rounding noise",)
     return TokenMaps(merged, statuses)
 

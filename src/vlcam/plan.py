@@ -98,12 +98,11 @@ def plan(
     """
     if isinstance(recipe, str):
         entry = named(recipe)
-        stream = adapter.anatomy.stream(changes.get("stream", entry.recipe.stream))
-        chosen, fitted = entry.fitted(len(stream.blocks), adapter)
+        blocks = adapter.anatomy.stream(changes.get("stream", entry.recipe.stream)).blocks
+        chosen, fitted = entry.fitted(len(blocks), adapter)
     else:
         chosen, fitted = recipe, dict.fromkeys(("layers", "target", "tokens"), "as given")
-    wanted = dict(changes)
-    wanted |= _scale(chosen, wanted)
+    wanted = {**changes, **_scale(chosen, changes)}
     fitted |= {field: "as given" for field in fitted if field in wanted}
     if {"queries", "gradient_tokens"} & set(wanted):
         fitted["tokens"] = "as given"
@@ -111,13 +110,14 @@ def plan(
         wanted |= _phrase_rows(chosen, wanted, phrase)
     elif occurrence is not None:
         raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
-    different = {field: value for field, value in wanted.items() if getattr(chosen, field, None) != value}
-    chosen = chosen.replace(**wanted) if different else chosen
+    if any(getattr(chosen, field, None) != value for field, value in wanted.items()):
+        chosen = chosen.replace(**wanted)
     if chosen.queries == "phrase" and phrase is None:
         raise RecipeError("queries='phrase': say which words, phrase='...'")
-    layers = adapter.anatomy.stream(chosen.stream).indices(chosen.layers)
+    stream = adapter.anatomy.stream(chosen.stream)
+    layers = stream.indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
-    _check_windows(chosen, stream := adapter.anatomy.stream(chosen.stream), adapter.prefix)
+    _check_windows(chosen, stream, adapter.prefix)
     _check_stages(chosen, stream, layers)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
