@@ -288,7 +288,8 @@ class BlipItmHF(ModelAdapter):
 def _tensors(inputs: Inputs) -> tuple[Tensor, Tensor]:
     if inputs.texts is None:
         raise InputError("BLIP scores an image with a text, but no text was given")
-    return inputs.texts.tensors["input_ids"], inputs.texts.tensors["attention_mask"]
+    rows = list(inputs.text_of)
+    return inputs.texts.tensors["input_ids"][rows], inputs.texts.tensors["attention_mask"][rows]
 
 
 def _vision_block(layer: Any) -> Block:

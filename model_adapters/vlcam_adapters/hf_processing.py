@@ -19,7 +19,7 @@ from vlcam.text import TextLayout, lay_out
 _KNOWN_SWITCHES = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels"}
 _KNOWN_PROCESSORS = {
     *("ViTImageProcessor", "DeiTImageProcessor", "BeitImageProcessor", "BitImageProcessor", "CLIPImageProcessor"),
-    *("BlipImageProcessor", "SegformerImageProcessor"),
+    *("BlipImageProcessor", "SegformerImageProcessor", "SiglipImageProcessor"),
 }
 
 

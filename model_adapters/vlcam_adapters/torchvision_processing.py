@@ -32,10 +32,13 @@ _BYTE = 1 / 255
 _NAMES = {
     "torchvision.Resize": "resize",
     "timm.ResizeKeepRatio": "resize_keep_ratio",
+    "open_clip.ResizeKeepRatio": "resize_keep_ratio",
     "torchvision.CenterCrop": "crop",
     "timm.CenterCropOrPad": "crop",
+    "open_clip.CenterCropOrPad": "crop",
     "torchvision.ToTensor": "to_tensor",
     "timm.MaybeToTensor": "to_tensor",
+    "open_clip.MaybeToTensor": "to_tensor",
     "torchvision.PILToTensor": "to_bytes",
     "timm.MaybePILToTensor": "to_bytes",
     "torchvision.ToImage": "to_bytes",
@@ -45,6 +48,7 @@ _NAMES = {
     "torchvision.Identity": "nothing",
     "torchvision.ToPureTensor": "nothing",
     "torchvision.RGB": "nothing",
+    "open_clip.MaybeConvertMode": "nothing",
     "torch.Identity": "nothing",
 }
 _FRAMING = ("resize", "resize_keep_ratio", "crop")
@@ -103,6 +107,21 @@ class Pipeline:
         kept = [leaf for leaf in self._leaves if _kind(leaf) not in _FRAMING]
         kept.insert(first, transforms.Resize(size, resample, antialias=smooth))
         return Pipeline(transforms.Compose(kept))
+
+    def normalising(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pipeline:
+        """The same frame, but values normalised by other numbers per channel; None for those that it has.
+
+        Raises:
+            AdapterError: the transform has no single Normalize.
+        """
+        own = [leaf for leaf in self._leaves if _kind(leaf) == "normalize"]
+        if len(own) != 1:
+            raise AdapterError(
+                f"processor={type(self._transform).__name__} has {len(own)} Normalize steps, whose mean and deviation "
+                f"cannot be replaced; give a transform that has one, or {_REMEDY}"
+            )
+        other = transforms.Normalize(_numbers(own[0].mean if mean is None else mean), _numbers(std or own[0].std))
+        return Pipeline(transforms.Compose([other if leaf is own[0] else leaf for leaf in self._leaves]))
 
     def _walk(self, size: Size) -> _Walk:
         walk = _Walk(size, (0.0, 0.0, float(size[1]), float(size[0])))
@@ -245,7 +264,7 @@ def _leaves(transform: Any) -> Iterator[Any]:
     else:
         raise AdapterError(
             f"processor: what {name} does to the frame and the values is not known to vlcam; it knows "
-            f"{', '.join(known.partition('.')[2] for known in _NAMES)}. Leave it out, or {_REMEDY}"
+            f"{', '.join(dict.fromkeys(known.partition('.')[2] for known in _NAMES))}. Leave it out, or {_REMEDY}"
         )
 
 

@@ -31,7 +31,16 @@ from vlcam_adapters.hf_loading import cast, placed
 from vlcam_adapters.hf_processing import whole_pixels
 from vlcam_adapters.torchvision_processing import Pipeline, prepare
 
-__all__ = ["CHECKPOINTING", "TimmClassifier", "VitTimm", "changed", "fused_or_explicit"]
+__all__ = [
+    "CHECKPOINTING",
+    "TimmClassifier",
+    "VitTimm",
+    "changed",
+    "fused_or_explicit",
+    "loading_by",
+    "prefix_of",
+    "stack_of",
+]
 
 CHECKPOINTING = "gradient checkpointing, which timm keeps on in evaluation too, is off while vlcam runs the model"
 
@@ -136,7 +145,7 @@ class TimmClassifier(ClassifierAdapter):
         cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
     ) -> Self:
         """Load a checkpoint to `device` in `dtype`; the other options as in the constructor."""
-        with _loading(source):
+        with loading_by("timm", source):
             module = timm.create_model(f"{'local-dir' if local else 'hf-hub'}:{source}", pretrained=True)
         return cls.wrap(placed(module.to(cast(dtype)), device).eval(), None, **options)
 
@@ -188,14 +197,14 @@ class VitTimm(TimmClassifier):
         super().__init__(
             module,
             processor,
-            prefix=_prefix(module),
+            prefix=prefix_of(module),
             sizes=_sizes(module, asked=dynamic_img_size),
             labels=labels,
             image_size=image_size,
             dynamic_img_size=dynamic_img_size,
         )
         self.reads = "cls" if self.module.global_pool == "token" else "patches"
-        self._stack = _stack(self.module)
+        self._stack = stack_of(self.module)
 
     @property
     def stack(self) -> Stack:
@@ -214,7 +223,7 @@ class VitTimm(TimmClassifier):
             found: Tensor = self.module(pixel_values)
         return found
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
         """The final norm and the head, or the mean of both heads, on the mean of all tokens of a block.
 
         Raises:
@@ -297,8 +306,12 @@ def _datasets(config: Mapping[str, Any]) -> list[str]:
     return re.findall(r"in\d+k", str(config.get("tag", "")))
 
 
-def _prefix(module: Any) -> tuple[Prefix, ...]:
-    """Names of the tokens before the patches, in the order in which timm's classes put them."""
+def prefix_of(module: Any) -> tuple[Prefix, ...]:
+    """Names of the tokens before the patches, in the order in which timm's classes put them.
+
+    Raises:
+        AdapterError: tokens that are not known.
+    """
     found: tuple[Prefix, ...] = () if module.cls_token is None else ("cls",)
     registers = getattr(module, "reg_token", None)
     if isinstance(module, VisionTransformerDistilled):
@@ -325,7 +338,12 @@ def _sizes(module: Any, *, asked: bool) -> ImageSizes:
     return ImageSizes(tuple(embed.feat_ratio(as_scalar=False)), tuple(embed.img_size), others, remedy)
 
 
-def _stack(module: Any) -> Stack:
+def stack_of(module: Any) -> Stack:
+    """The blocks of a vision transformer of timm, whether it classifies or not.
+
+    Raises:
+        AdapterError: a block that is not known.
+    """
     blocks = tuple(_block(block, number) for number, block in enumerate(module.blocks))
     first = module.blocks[0]
     notes = [CHECKPOINTING]
@@ -407,8 +425,12 @@ def _taking(module: Any, size: tuple[int, int], sizes: ImageSizes) -> Iterator[N
 
 
 @contextmanager
-def _loading(source: str | Path) -> Iterator[None]:
-    """What timm raises on missing, damaged or unfitting files becomes one error."""
+def loading_by(library: str, source: str | Path) -> Iterator[None]:
+    """What a library raises on missing, damaged or unfitting files becomes one error.
+
+    Raises:
+        AdapterError: the library could not load the source.
+    """
     try:
         yield
     except (
@@ -417,9 +439,10 @@ def _loading(source: str | Path) -> Iterator[None]:
         ValueError,
         KeyError,
         TypeError,
+        AttributeError,
         EOFError,
         SafetensorError,
         UnpicklingError,
     ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise AdapterError(f"{str(source)!r} cannot be loaded by timm: {reason}") from None
+        raise AdapterError(f"{str(source)!r} cannot be loaded by {library}: {reason}") from None

@@ -180,7 +180,7 @@ class VitTorchvision(TorchvisionClassifier):
         """The one kind that it has."""
         return "torch.nn.MultiheadAttention"
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - one head, no text
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
         """The final LayerNorm and the head on the mean of all tokens of a block."""
         found: Tensor = self.module.heads(self.module.encoder.ln(tokens.mean(1)))
         return found

@@ -28,6 +28,7 @@ from vlcam.tokens import Windows
 
 __all__ = [
     "AdapterWarning",
+    "Encoded",
     "Inputs",
     "ModelAdapter",
     "Prefix",
@@ -66,22 +67,52 @@ class PreparedImages:
 
 @dataclass(frozen=True, eq=False)
 class PreparedTexts:
-    """Texts as the model takes them: tensors [P, T] by name, and each text's layout."""
+    """T texts as the model takes them.
+
+    Attributes:
+        tensors: [T, N] each, by name.
+        layouts: each text's tokens, without padding.
+        pooled: for each text, the position that its tower reads the text from; empty for a model without a text tower.
+    """
 
     tensors: Mapping[str, Tensor]
     layouts: tuple[TextLayout, ...]
+    pooled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What a text tower made of the texts.
+
+    Attributes:
+        every: [T, ...], all texts of the call, without gradient.
+        own: [P, ...], each pair's own text; the graph begins here where the text tower is tapped.
+    """
+
+    every: Tensor
+    own: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """P pairs of an image and a question: I images, for each pair the index of its image, and P texts if any.
+    """P pairs of an image and a question: I images and T texts, and for each pair the index of its image and text.
 
-    For a model that takes no text the question is a class, which only the target knows, and `texts` is None.
+    For a model that takes no text the question is a class, which only the target knows, and `texts` is None. Texts may
+    be more than those of the pairs: others that scores are compared with.
+
+    Attributes:
+        images: the images.
+        texts: the texts, each distinct one once.
+        image_of: for each pair, its image.
+        text_of: for each pair, its text; empty without texts.
+        encoded: what the text tower made of the texts, for `head` of a model that has one.
     """
 
     images: PreparedImages
     texts: PreparedTexts | None
     image_of: tuple[int, ...]
+    text_of: tuple[int, ...] = ()
+    encoded: Encoded | None = None
 
 
 class ModelAdapter(ABC):
@@ -96,9 +127,11 @@ class ModelAdapter(ABC):
         reads: which image tokens the heads read: the class token, or the patches where they are pooled instead.
         heads: the scores that the model offers, by target name, with the kind of tensor that each returns.
         labels: names of the classes that a head of the kind `classes` tells apart; empty where they have none.
+        readouts: heads that recipes read, and that are no scores of the model itself.
     """
 
     library: ClassVar[str] = ""
+    readouts: ClassVar[frozenset[str]] = frozenset()
     architectures: ClassVar[tuple[str, ...]] = ()
     takes_text: ClassVar[bool] = True
     module: nn.Module
@@ -158,7 +191,7 @@ class ModelAdapter(ABC):
         raise NotImplementedError
 
     def accept_ids(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
-        """Take token ids [P, T] that are already made, and spell the text back. Needed where the model takes text."""
+        """Take token ids [T, N] that are already made, and spell the text back. Needed where the model takes text."""
         raise NotImplementedError
 
     @abstractmethod
@@ -173,9 +206,16 @@ class ModelAdapter(ABC):
         class logits [I, classes].
         """
 
+    def text_tower(self, inputs: Inputs) -> Tensor | None:  # noqa: ARG002 - for models that have one
+        """Run what can be done with the texts before they meet an image, [T, ...]; None where that is nothing."""
+        return None
+
     @abstractmethod
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
-        """Answer P questions with one head from the trunk's rows, [P, ...]; a classifier hands its logits through."""
+        """Answer P questions with one head from the trunk's rows, [P, ...]; a classifier hands its logits through.
+
+        What the text tower made of the texts is in `inputs.encoded`.
+        """
 
     def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - for others
         """Rows and columns of the image tokens at a block; those of the patches, where no block merges any."""
@@ -189,15 +229,31 @@ class ModelAdapter(ABC):
         """
         return None
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs) -> Tensor:
-        """Return what one head gives if it reads a block's output tokens [I, N, D], averaged over all N, at once.
+    def token_cosines(self, tokens: Tensor, inputs: Inputs) -> Tensor:
+        """Read each image token of [P, N, D], outputs of the last block, as the model reads an image: [P, N, T].
 
-        For `gradient_path="block"` (LeGrad). The final norm and the head are the model's own.
+        The cosine of every token's embedding with that of every text, for maps that compare tokens with texts
+        (MaskCLIP, CLIP Surgery).
+
+        Raises:
+            RecipeError: this family embeds no single tokens.
+        """
+        del tokens, inputs
+        raise RecipeError(
+            f"weighting='similarity': {type(self).__name__} does not embed single tokens next to texts; choose a "
+            "weighting of gradients"
+        )
+
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
+        """Return what one head gives if it reads a block's output tokens [I, N, D] at once: their mean, or its pooler.
+
+        For `gradient_path="block"` (LeGrad). The final norm and the head are the model's own; `bare` leaves out what
+        LeGrad's code leaves out in models that pool by attention: the final norm, and CoCa's scaling to unit length.
 
         Raises:
             RecipeError: this family has no such reading.
         """
-        del tokens, inputs
+        del tokens, inputs, bare
         raise RecipeError(
             f"gradient_path='block': {type(self).__name__} does not say how target {name!r} is read from the tokens "
             "of a block; use gradient_path='full'"

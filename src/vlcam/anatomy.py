@@ -16,7 +16,10 @@ from vlcam.choices import Layers
 from vlcam.errors import RecipeError, UnknownNameError, listing
 
 __all__ = [
+    "HANDED",
     "INPUT",
+    "KEYS",
+    "QUERIES",
     "SCORES",
     "VALUES",
     "Anatomy",
@@ -28,18 +31,24 @@ __all__ = [
     "block_numbers",
 ]
 
-Inside = Literal["attention", "scores", "values", "heads"]
+Inside = Literal["attention", "scores", "queries", "keys", "values", "heads"]
 How = Inside | Literal["output", "input", "keyword"]
 
 SCORES = "F2_SCORES"
+QUERIES = "F2_QUERIES"
+KEYS = "F2_KEYS"
 VALUES = "F2_VALUES"
 INPUT = "F6_INPUT"
-"""No sites of a recipe, but tapped where one needs them besides F2: the scores before the softmax, what each token's
-values add to the block's output (projected, without bias), and the block's input."""
+HANDED = "F3_VALUES"
+"""No sites of a recipe, but tapped where one needs them besides F2: the scores before the softmax, the queries, keys
+and values [B, H, N, d] of its heads, and the block's input; and made of the values where both are tapped, what each
+token hands on: its values projected, without bias, [B, N, D]."""
 
 
 _BESIDES: dict[str, tuple[str, How]] = {
     SCORES: ("F2", "scores"),
+    QUERIES: ("F2", "queries"),
+    KEYS: ("F2", "keys"),
     VALUES: ("F2", "values"),
     INPUT: ("F6", "input"),
 }
@@ -49,10 +58,10 @@ _BESIDES: dict[str, tuple[str, How]] = {
 class Reading:
     """How a tensor is reached.
 
-    At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument; or inside an
-    attention module: its `attention` probabilities, the `scores` that their softmax takes and the `values` that they
-    weight (which the engine reads wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates
-    before it projects them.
+    At a module's `output` (its first tensor), its first positional `input`, a `keyword` argument (or several, by
+    commas, that are one tensor); or inside an attention module: its `attention` probabilities, the `scores` that their
+    softmax takes, the `queries` and `keys` that these come from and the `values` that they weight (which the engine
+    reads wherever there is F2), or the `heads` that `nn.MultiheadAttention` concatenates before it projects them.
     """
 
     module: nn.Module
@@ -86,14 +95,18 @@ class StreamAnatomy:
     """A stack of blocks.
 
     Attributes:
-        name: `vision` or `fusion`.
+        name: `vision`, `text` (the text tower of a model that has one), `pooler` (one block that pools image tokens by
+            attention) or `fusion` (where text attends to the image).
         blocks: in order.
         width: size of the residual stream.
         heads: attention heads per block.
         tokens: what the tokens are, in order, in words.
-        trunk: whether the stream runs before image and text meet, so that one pass serves every text of an image.
+        trunk: whether the stream runs before image and text meet, so that one pass serves every text of an image, or
+            every image of a text.
         windowed: whether tokens attend to those of their window only.
         stages: how many blocks each stage has, where stages have grids of their own; empty where all blocks have one.
+        queries: how many learned queries look at the tokens, in a stream `pooler`.
+        slots: what the keys of CROSS are, in words, where they are not the image tokens; empty where they are.
     """
 
     name: str
@@ -104,6 +117,8 @@ class StreamAnatomy:
     trunk: bool
     windowed: bool = False
     stages: tuple[int, ...] = ()
+    queries: int = 0
+    slots: str = ""
 
     def stage_of(self, layer: int) -> int:
         """The stage of a block; all are of one where there are no stages."""
@@ -125,6 +140,12 @@ class StreamAnatomy:
         raise UnknownNameError(
             f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}"
         )
+
+    def projection(self, layer: int) -> nn.Module:
+        """The module whose `weight` and `bias` project what the heads of a block make."""
+        reading = self.reading(layer, "F3_HEADS")
+        found: Any = reading.module
+        return found if reading.how == "input" else found.out_proj  # type: ignore[no-any-return]
 
     def indices(self, layers: Layers) -> tuple[int, ...]:
         """Block numbers that a recipe's `layers` stand for, first to last, in whatever order they were given.
@@ -148,12 +169,13 @@ class StreamAnatomy:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Anatomy:
-    """The streams of a model and the scores that it offers; prints as a table."""
+    """The streams of a model, for streams that it lacks the reason, and its scores; prints as a table."""
 
     model: str
     streams: Mapping[str, StreamAnatomy]
     targets: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def stream(self, name: str) -> StreamAnatomy:
         """The stream of that name.
@@ -162,7 +184,8 @@ class Anatomy:
             UnknownNameError: there is none; lists those that exist.
         """
         if name not in self.streams:
-            raise UnknownNameError(f"{self.model} has no stream {name!r}; it has {listing(self.streams)}")
+            why = f" ({self.lacks[name]})" if name in self.lacks else ""
+            raise UnknownNameError(f"{self.model} has no stream {name!r}{why}; it has {listing(self.streams)}")
         return self.streams[name]
 
     def rows(self) -> list[tuple[str, str, str, str]]:

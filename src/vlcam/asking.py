@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from vlcam.adapter import Inputs, ModelAdapter, PreparedTexts
+from vlcam.adapter import Encoded, Inputs, ModelAdapter
 from vlcam.anatomy import Tap
 from vlcam.capture import Capture, as_found, fixed_target
 from vlcam.errors import RecipeError
@@ -83,7 +83,7 @@ def ask(
     """
     target = _fixed(adapter, job.target, found, pair)
     variants = _VARIANTS[job.recipe.weighting](adapter, inputs, job, found, pair, selection)
-    scores = torch.cat(list(_answers(adapter, inputs, pair, target, variants, batch, progress))).float()
+    scores = torch.cat(list(_answers(adapter, inputs, found, pair, target, variants, batch, progress))).float()
     if job.recipe.weighting == "scorecam":
         return scores.softmax(0)[None]
     if job.recipe.weighting == "ablationcam":
@@ -103,6 +103,7 @@ def _fixed(adapter: ModelAdapter, target: Target, found: Capture, pair: int) -> 
 def _answers(
     adapter: ModelAdapter,
     inputs: Inputs,
+    found: Capture,
     pair: int,
     target: Target,
     variants: _Variants,
@@ -116,7 +117,7 @@ def _answers(
             pixels = original.expand(len(which), *original.shape[1:])
             if variants.pixels is not None:
                 pixels = variants.pixels(pixels, which)
-            asked = _repeated(inputs, pair, pixels)
+            asked = _repeated(inputs, found, pair, pixels)
             with _edited(adapter, variants.edits, which):
                 shared = adapter.trunk(asked)
                 output = adapter.head(target.head, shared, asked)
@@ -125,21 +126,22 @@ def _answers(
                 progress(which.stop, variants.count)
 
 
-def _repeated(inputs: Inputs, pair: int, pixels: Tensor) -> Inputs:
+def _repeated(inputs: Inputs, found: Capture, pair: int, pixels: Tensor) -> Inputs:
     """One pair as often as there are variants of its pixels."""
     count, images = len(pixels), inputs.images
     image = inputs.image_of[pair]
-    texts = inputs.texts
-    if texts is not None:
-        rows = {name: tensor[[pair] * count] for name, tensor in texts.tensors.items()}
-        texts = PreparedTexts(rows, (texts.layouts[pair],) * count)
+    encoded = found.encoded
+    if encoded is not None:
+        own = encoded.own[pair : pair + 1]
+        encoded = Encoded(encoded.every, own.expand(count, *own.shape[1:]))
     repeated = replace(
         images,
         pixel_values=pixels,
         placements=(images.placements[image],) * count,
         steps=(images.steps[image],) * count,
     )
-    return Inputs(repeated, texts, tuple(range(count)))
+    text_of = inputs.text_of[pair : pair + 1] * count
+    return Inputs(repeated, inputs.texts, tuple(range(count)), text_of, encoded)
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from vlcam.anatomy import Inside, Tap
 from vlcam.errors import CaptureError
 
-__all__ = ["AttentionMode"]
+__all__ = ["AttentionMode", "Edit", "Watched"]
 
 Take = Callable[[Tap, Tensor], Tensor]
 
@@ -27,18 +29,38 @@ _SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
 _PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
 
 
-class AttentionMode(TorchFunctionMode):
-    """Hands what is tapped inside the attention module on `stack` to `take`, and computes on with what it returns.
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """How attention is computed in some modules instead of as the model does.
 
-    An entry of the stack says, for one module that runs, which tap reads its scores, its probabilities, its heads.
+    Attributes:
+        form: `one_head`: one head of full width, scores scaled by its own width; `identity`: each token attends to
+            itself alone; `own`: as the model does.
+        hidden: keys [B, K] that no query attends to.
     """
+
+    form: Literal["own", "one_head", "identity"] = "own"
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """One attention module that runs: which tap reads its scores, its probabilities, ..., and how it is computed."""
+
+    taps: Mapping[Inside, Tap] = field(default_factory=lambda: MappingProxyType({}))
+    edit: Edit = Edit()
+
+
+class AttentionMode(TorchFunctionMode):
+    """Hands what is tapped inside the attention module on `stack` to `take`, and computes on with what it returns."""
 
     def __init__(self, take: Take) -> None:
         """Start with no module on the stack."""
         super().__init__()
         self._take = take
         self._probabilities: Tensor | None = None
-        self.stack: list[Mapping[Inside, Tap]] = []
+        self._product: tuple[Tensor, Tensor] | None = None
+        self.stack: list[Watched] = []
 
     def __torch_function__(
         self,
@@ -56,21 +78,43 @@ class AttentionMode(TorchFunctionMode):
                 return self._explicit(*args, **given)
             if func is multi_head_attention_forward:
                 return self._multi_head(*args, **given)
-            if func in _PRODUCTS and self._weights_values(args):
+            if func in _PRODUCTS and len(args) > 1 and not self._weights_values(args):
+                self._product = args[0], args[1]
+            elif func in _PRODUCTS and self._weights_values(args):
                 return func(args[0], self._tap("values", args[1]), *args[2:], **given)
         return func(*args, **given)
 
     def _tap(self, what: Inside, tensor: Tensor) -> Tensor:
-        tap = self.stack[-1].get(what)
+        tap = self.stack[-1].taps.get(what)
         return tensor if tap is None else self._take(tap, tensor)
 
     def _softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **given: Any) -> Tensor:
-        self._probabilities = self._tap("attention", func(self._tap("scores", scores), *args, **given))
+        if self.stack[-1].edit.form == "one_head":
+            raise CaptureError(
+                "attention='one_head': the model writes its attention out, so that its heads cannot be joined; load it "
+                "with fused attention (attn_implementation='sdpa')"
+            )
+        if self._product is not None:  # the scores come from the latest product of two tensors
+            self._tap("queries", self._product[0])
+            self._tap("keys", self._product[1].transpose(-1, -2))
+        plain = func(self._tap("scores", self._without_hidden(scores)), *args, **given)
+        self._probabilities = self._tap("attention", self._formed(plain))
         return self._probabilities
+
+    def _formed(self, probabilities: Tensor) -> Tensor:
+        """The probabilities that the edit asks for."""
+        if self.stack[-1].edit.form != "identity":
+            return probabilities
+        rows, columns = probabilities.shape[-2:]
+        return torch.eye(rows, columns, dtype=probabilities.dtype, device=probabilities.device).expand_as(probabilities)
+
+    def _without_hidden(self, scores: Tensor) -> Tensor:
+        hidden = self.stack[-1].edit.hidden
+        return scores if hidden is None else scores.masked_fill(hidden[:, None, None, :], -math.inf)
 
     def _weights_values(self, args: tuple[Any, ...]) -> bool:
         """Whether a product of two tensors is that of the latest probabilities with the values."""
-        latest, tapped = self._probabilities, "values" in self.stack[-1]
+        latest, tapped = self._probabilities, "values" in self.stack[-1].taps
         if not tapped or latest is None or len(args) < 2 or not isinstance(args[0], Tensor):
             return False
         # Dropout that does nothing, or a change of type that changes nothing, may hand on another object.
@@ -91,7 +135,11 @@ class AttentionMode(TorchFunctionMode):
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-        value = self._tap("values", value)
+        heads = query.shape[1]
+        if self.stack[-1].edit.form == "one_head":
+            query, key, value = (_joined(each) for each in (query, key, value))
+            scale = None  # that of the width of one head
+        query, key, value = self._tap("queries", query), self._tap("keys", key), self._tap("values", value)
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if is_causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -99,9 +147,12 @@ class AttentionMode(TorchFunctionMode):
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
-        scores = self._tap("scores", scores)
-        plain = scores.softmax(-1) if attn_mask is None else _as_fused(scores)
-        return dropout(self._tap("attention", plain), dropout_p, training=dropout_p > 0) @ value
+        scores = self._tap("scores", self._without_hidden(scores))
+        plain = self._formed(scores.softmax(-1) if attn_mask is None else _as_fused(scores))
+        mixed = dropout(self._tap("attention", plain), dropout_p, training=dropout_p > 0) @ value
+        if mixed.shape[1] == heads:
+            return mixed
+        return mixed[:, 0].view(len(mixed), mixed.shape[2], heads, -1).transpose(1, 2)
 
     def _multi_head(
         self,
@@ -134,9 +185,10 @@ class AttentionMode(TorchFunctionMode):
         """`nn.MultiheadAttention` in its documented meaning; tokens come first, [tokens, batch, width]."""
         del is_causal  # a hint: the mask is always given with it
         if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
+            where = next(iter(self.stack[-1].taps.values()), "attention")
             raise CaptureError(
-                f"{next(iter(self.stack[-1].values()))}: nn.MultiheadAttention with bias_k, bias_v, add_zero_attn or "
-                "static keys adds a key that is no token; such a module cannot be tapped"
+                f"{where}: nn.MultiheadAttention with bias_k, bias_v, add_zero_attn or static keys adds a key that is "
+                "no token; such a module cannot be tapped"
             )
         weights = (
             (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -144,6 +196,8 @@ class AttentionMode(TorchFunctionMode):
             else torch.as_tensor(in_proj_weight).chunk(3)
         )
         biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        if self.stack[-1].edit.form == "one_head":
+            num_heads = 1
         batched = query.ndim == 3
         sources = [each if batched else each.unsqueeze(1) for each in (query, key, value)]
         heads = [
@@ -153,6 +207,10 @@ class AttentionMode(TorchFunctionMode):
             for source, weight, bias in zip(sources, weights, biases, strict=True)
         ]
         seen: list[Tensor] = []
+        if self.stack[-1].edit.form == "one_head" and attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask[
+                :: len(attn_mask) // len(heads[0])
+            ]  # one per sample; a mask is the same for all heads
         mask = _added_mask(attn_mask, key_padding_mask, heads[0])
         mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen, fused=not need_weights)
         joined = self._tap("heads", mixed.permute(0, 2, 1, 3).flatten(2))
@@ -166,14 +224,19 @@ class AttentionMode(TorchFunctionMode):
         self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor], *, fused: bool
     ) -> Tensor:
         query, key, value = heads
-        value = self._tap("values", value)
+        query, key, value = self._tap("queries", query), self._tap("keys", key), self._tap("values", value)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        scores = self._tap("scores", scores if mask is None else scores + mask)
+        scores = self._tap("scores", self._without_hidden(scores if mask is None else scores + mask))
         plain = _as_fused(scores) if fused and mask is not None else scores.softmax(-1)
-        probabilities = self._tap("attention", plain)
+        probabilities = self._tap("attention", self._formed(plain))
         kept = dropout(probabilities, dropout_p, training=dropout_p > 0)
         seen.append(kept)
         return kept @ value
+
+
+def _joined(heads: Tensor) -> Tensor:
+    """One head of full width, [B, 1, N, H * d], from [B, H, N, d]."""
+    return heads.transpose(1, 2).flatten(2)[:, None]
 
 
 def _as_fused(scores: Tensor) -> Tensor:

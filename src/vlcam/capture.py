@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from vlcam.adapter import Inputs, ModelAdapter
-from vlcam.anatomy import SCORES, VALUES, StreamAnatomy, Tap
+from vlcam.adapter import Encoded, Inputs, ModelAdapter
+from vlcam.anatomy import HANDED, INPUT, VALUES, StreamAnatomy, Tap
+from vlcam.attention import Edit
+from vlcam.backward import Run, Side, by_image, check_finite, spread
 from vlcam.errors import AdapterError, EvidenceError
 from vlcam.maps import taken
 from vlcam.readers import explained_classes, region_weights
@@ -41,6 +44,7 @@ class Capture:
         target: y, [P].
         outputs: what the target's head returned; `run_heads` gives the others.
         context: what the trunk gave, which the heads read.
+        encoded: what a text tower made of the texts, where there is one.
         plain: for a target whose gradient is integrated, the gradients at the image itself.
         windows: how tapped blocks cut their grid into windows, where they do; their F2 is [P, windows, H, Q, K].
         known: answers that were worked out of the tensors once, for whoever asks again.
@@ -51,6 +55,7 @@ class Capture:
     target: Tensor
     outputs: Mapping[str, Tensor]
     context: Tensor
+    encoded: Encoded | None = None
     windows: Mapping[Tap, Windows] = field(default_factory=dict)
     plain: Mapping[Tap, Tensor | None] = field(default_factory=dict)
     known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
@@ -81,12 +86,19 @@ class Capture:
 
 
 def capture(
-    adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targets: Sequence[Target], *, direct: bool = False
+    adapter: ModelAdapter,
+    inputs: Inputs,
+    taps: Sequence[Tap],
+    targets: Sequence[Target],
+    *,
+    direct: bool = False,
+    edits: Mapping[nn.Module, Edit] = MappingProxyType({}),
 ) -> tuple[Capture, ...]:
     """Run the model once, read the taps, and differentiate each target.
 
     The graph begins at the earliest tap; all before it runs without one. Parameters are frozen for the pass. The
-    trunk runs once per image; its gradients for several texts of one image are drawn from that one run.
+    trunk runs once per image, and a text tower once per text; gradients of several pairs that share one are drawn from
+    that one run.
 
     Args:
         adapter: the model.
@@ -95,6 +107,7 @@ def capture(
         targets: what to differentiate, one or more of one head.
         direct: whether the inputs of attention are detached in the streams of the taps, so that gradients pass through
             residual connections and FFNs only.
+        edits: attention modules that compute otherwise than in the model.
 
     Returns:
         What each target gave, in order; the activations are shared.
@@ -106,10 +119,12 @@ def capture(
     """
     streams, name = adapter.anatomy.streams, targets[0].head
     differentiate = any(target.differentiate for target in targets)
-    wanted = dict.fromkeys([*taps, *_block_outputs(taps, targets)])
+    wanted = _wanted(taps, targets)
     readings = {tap: streams[tap.stream].reading(tap.layer, tap.site) for tap in wanted}
-    early = {tap: reading for tap, reading in readings.items() if streams[tap.stream].trunk}
-    late = {tap: reading for tap, reading in readings.items() if tap not in early}
+    before = {tap: reading for tap, reading in readings.items() if streams[tap.stream].trunk}
+    texts = {tap: reading for tap, reading in before.items() if tap.stream == "text"}
+    images = {tap: reading for tap, reading in before.items() if tap not in texts}
+    late = {tap: reading for tap, reading in readings.items() if tap not in before}
     with ExitStack() as stack:
         stack.enter_context(as_found(adapter.module))
         stack.enter_context(torch.inference_mode(mode=False))
@@ -117,38 +132,79 @@ def capture(
         stack.enter_context(adapter.running())
         if direct:
             stack.enter_context(attention_detached([streams[each] for each in dict.fromkeys(t.stream for t in taps)]))
-        with Taps(early, differentiate=differentiate) as trunk:
+        with torch.no_grad(), Taps(images, differentiate=differentiate, edits=edits) as trunk:
             shared = adapter.trunk(inputs)
-        windows = {tap: found for tap in early if (found := adapter.windows(tap.stream, tap.layer, inputs.images))}
+        windows = {tap: found for tap in images if (found := adapter.windows(tap.stream, tap.layer, inputs.images))}
+        with torch.no_grad(), Taps(texts, differentiate=differentiate, edits=edits) as tower:
+            read = adapter.text_tower(inputs)
         with torch.no_grad(), Taps(late, differentiate=differentiate) as head:
-            context = _spread(shared.detach(), inputs.image_of)
-            if early and differentiate:
-                context = context.contiguous().requires_grad_()
-                torch.set_grad_enabled(True)
+            sides = [_side(shared, trunk.tensors, inputs.image_of, differentiate=differentiate)]
+            context, _ = sides[0]
+            if read is not None:
+                sides.append(_side(read, tower.tensors, inputs.text_of, differentiate=differentiate))
+                inputs = replace(inputs, encoded=Encoded(read.detach(), sides[1][0]))
             output = adapter.head(name, context, inputs)
             # Each target reads a copy: one that works in place must not change what others read.
             scalars = [target.read(output.clone()) for target in targets]
-        run = _Run(
-            adapter, inputs, shared, context if early else None, trunk.tensors, head.tensors, windows, output.detach()
-        )
+        run = Run(adapter, inputs, [side for _, side in sides], head.tensors, windows)
         gradients = []
         for number, (target, y) in enumerate(zip(targets, scalars, strict=True)):
-            _check_finite(y, target)
-            gradients.append(run.gradients(target, y, last=number == len(targets) - 1))
-    activations = {
-        tap: _spread(_by_image(tap, tensor.detach(), windows), inputs.image_of) for tap, tensor in trunk.tensors.items()
-    }
+            check_finite(y, target)
+            fixed = fixed_target(adapter, target, output.detach()) if target.path == "block" else target
+            gradients.append(run.gradients(fixed, y, last=number == len(targets) - 1))
+    own = {tap: by_image(tap, tensor.detach(), windows) for tap, tensor in trunk.tensors.items()}
+    own |= _handed_on(streams, own)
+    own |= {tap: tensor.detach() for tap, tensor in run.read_again.items()}
+    activations = {tap: spread(tensor, inputs.image_of) for tap, tensor in own.items()}
+    activations |= {tap: spread(tensor.detach(), inputs.text_of) for tap, tensor in tower.tensors.items()}
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
-    activations |= {
-        tap: _projected(streams[tap.stream], tap, tensor) for tap, tensor in activations.items() if tap.site == VALUES
-    }
+    encoded = None if inputs.encoded is None else replace(inputs.encoded, own=inputs.encoded.own.detach())
     return tuple(
-        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach(), windows)
+        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach(), encoded, windows)
         for found, y in zip(gradients, scalars, strict=True)
     )
 
 
-def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], target: Target) -> Capture:
+def _handed_on(streams: Mapping[str, StreamAnatomy], tensors: Mapping[Tap, Tensor]) -> dict[Tap, Tensor]:
+    """What each token hands on, for blocks whose values and input are tapped."""
+    found = {}
+    for tap, values in tensors.items():
+        if tap.site == VALUES and replace(tap, site=INPUT) in tensors:
+            projection: Any = streams[tap.stream].projection(tap.layer)
+            joined = values.transpose(1, 2).flatten(2)
+            found[replace(tap, site=HANDED)] = joined @ projection.weight.detach().T
+    return found
+
+
+def _wanted(taps: Sequence[Tap], targets: Sequence[Target]) -> dict[Tap, None]:
+    """What the pass itself taps; a target that is read at each block needs the output of every block besides."""
+    if all(target.path != "block" for target in targets):
+        return dict.fromkeys(taps)
+    if any(target.pooler for target in targets):  # the pooler is tapped while it reads each block
+        return dict.fromkeys(Tap("vision", tap.layer, "F6") for tap in taps)
+    return dict.fromkeys([*taps, *(Tap(tap.stream, tap.layer, "F6") for tap in taps)])
+
+
+def _side(
+    end: Tensor, tapped: Mapping[Tap, Tensor], row_of: tuple[int, ...], *, differentiate: bool
+) -> tuple[Tensor, Side]:
+    """What the head reads of a trunk or tower, a row per pair, and how gradients get back from there."""
+    rows = spread(end.detach(), row_of)
+    if not tapped or not differentiate:
+        return rows, Side(end, None, tapped, row_of)
+    rows = rows.contiguous().requires_grad_()
+    torch.set_grad_enabled(True)
+    return rows, Side(end, rows, tapped, row_of)
+
+
+def integrated(
+    adapter: ModelAdapter,
+    inputs: Inputs,
+    taps: Sequence[Tap],
+    target: Target,
+    *,
+    edits: Mapping[nn.Module, Edit] = MappingProxyType({}),
+) -> Capture:
     """Average gradients over the images a * x for 20 values of a from 0 to 1, the last being the image itself.
 
     The image x is the preprocessed one, so that a = 0 is the mean colour. After Sundararajan et al. (ICML 2017), as in
@@ -159,17 +215,18 @@ def integrated(adapter: ModelAdapter, inputs: Inputs, taps: Sequence[Tap], targe
         inputs: P pairs.
         taps: what to read.
         target: what to differentiate.
+        edits: attention modules that compute otherwise than in the model.
 
     Returns:
         The capture of the image itself, with the averaged gradients, and its own as `plain`.
     """
-    (whole,) = capture(adapter, inputs, taps, [target])
+    (whole,) = capture(adapter, inputs, taps, [target], edits=edits)
     target = fixed_target(adapter, target, whole.outputs[target.head])
     sums = dict(whole.gradients)
     for step in range(STEPS - 1):
         pixels = inputs.images.pixel_values * (step / (STEPS - 1))
         dimmed = replace(inputs, images=replace(inputs.images, pixel_values=pixels))
-        (found,) = capture(adapter, dimmed, taps, [target])
+        (found,) = capture(adapter, dimmed, taps, [target], edits=edits)
         for tap, gradient in found.gradients.items():
             total = sums[tap]
             sums[tap] = gradient if total is None else total if gradient is None else total + gradient
@@ -193,17 +250,18 @@ def fixed_target(adapter: ModelAdapter, target: Target, output: Tensor) -> Targe
     return target.of_classes(classes.tolist())
 
 
-def run_heads(adapter: ModelAdapter, inputs: Inputs, context: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """What further heads return for the image tokens of a capture, without any gradient.
+def run_heads(adapter: ModelAdapter, inputs: Inputs, found: Capture, names: Sequence[str]) -> dict[str, Tensor]:
+    """What further heads return for the images and texts of a capture, without any gradient.
 
     Args:
         adapter: the model.
         inputs: the pairs of the capture.
-        context: its image tokens.
+        found: what its pass gave.
         names: which heads.
     """
+    inputs = replace(inputs, encoded=found.encoded)
     with as_found(adapter.module), torch.inference_mode(mode=False), torch.no_grad(), adapter.running():
-        return {name: adapter.head(name, context, inputs) for name in names}
+        return {name: adapter.head(name, found.context, inputs) for name in names}
 
 
 @contextmanager
@@ -239,136 +297,3 @@ def as_found(module: nn.Module) -> Iterator[None]:
 def _lock_of(module: nn.Module) -> threading.RLock:
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(module, threading.RLock())
-
-
-def _block_outputs(taps: Sequence[Tap], targets: Sequence[Target]) -> list[Tap]:
-    """What a target that is read at each block needs besides: the output of every block that is tapped."""
-    if all(target.path != "block" for target in targets):
-        return []
-    return [Tap(tap.stream, tap.layer, "F6") for tap in taps]
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """A run of the model that can be differentiated; `context` is None where nothing in the trunk is tapped."""
-
-    adapter: ModelAdapter
-    inputs: Inputs
-    shared: Tensor
-    context: Tensor | None
-    early: Mapping[Tap, Tensor]
-    late: Mapping[Tap, Tensor]
-    windows: Mapping[Tap, Windows]
-    output: Tensor
-
-    def gradients(self, target: Target, y: Tensor, *, last: bool) -> dict[Tap, Tensor | None]:
-        """dy/d(tensor) at every tap, one row per pair; the graph is kept unless this is the last target."""
-        if not target.differentiate:
-            return {}
-        if target.path == "block":
-            return self._of_blocks(fixed_target(self.adapter, target, self.output))
-        wanted = [*self.late.values(), *([] if self.context is None else [self.context])]
-        found = list(_gradients(y, wanted, keep=not last))
-        made: dict[Tap, Tensor | None] = {}
-        if self.context is not None:
-            made |= self._through(self.shared, self.early, found.pop(), last=last)
-        return made | dict(zip(self.late, found, strict=True))
-
-    def _by_image(self, tap: Tap, gradient: Tensor | None) -> Tensor | None:
-        return None if gradient is None else _by_image(tap, gradient, self.windows)
-
-    def _of_blocks(self, target: Target) -> dict[Tap, Tensor | None]:
-        """Each block's own output is read by the head, and differentiated by what is tapped in that block."""
-        made: dict[Tap, Tensor | None] = {}
-        for output, tokens in self.early.items():
-            inside = {t: x for t, x in self.early.items() if t.site != "F6" and t.layer == output.layer}
-            if output.site != "F6" or not inside:
-                continue
-            with torch.enable_grad():
-                scores = self.adapter.read_block(target.head, _by_image(output, tokens, self.windows), self.inputs)
-                read = _spread(scores.detach(), self.inputs.image_of).contiguous().requires_grad_()
-                y = target.read(read)
-            _check_finite(y, target)
-            (upstream,) = _gradients(y, [read])
-            made |= self._through(scores, inside, upstream, last=False)
-        return made
-
-    def _through(
-        self, end: Tensor, tapped: Mapping[Tap, Tensor], upstream: Tensor | None, *, last: bool
-    ) -> dict[Tap, Tensor | None]:
-        """Carry each pair's gradient from rows per image to the taps before; pairs of one image take turns."""
-        image_of = self.inputs.image_of
-        if upstream is None or not end.requires_grad:
-            return dict.fromkeys(tapped)
-        rounds = _rounds(image_of)
-        if len(rounds) == 1 and list(image_of) == list(range(len(end))):  # a row per pair already
-            found = torch.autograd.grad(end, list(tapped.values()), upstream, retain_graph=not last, allow_unused=True)
-            return {tap: self._by_image(tap, gradient) for tap, gradient in zip(tapped, found, strict=True)}
-        rows: dict[Tap, dict[int, Tensor]] = {tap: {} for tap in tapped}
-        for number, pairs in enumerate(rounds):
-            weights = torch.zeros_like(end)
-            for pair in pairs:
-                weights[image_of[pair]] = upstream[pair]
-            keep = not last or number < len(rounds) - 1
-            found = torch.autograd.grad(end, list(tapped.values()), weights, retain_graph=keep, allow_unused=True)
-            for tap, raw in zip(tapped, found, strict=True):
-                gradient = self._by_image(tap, raw)
-                if gradient is not None:
-                    rows[tap] |= {pair: gradient[image_of[pair]] for pair in pairs}
-        return {
-            tap: torch.stack([row[pair] for pair in range(len(image_of))]) if row else None for tap, row in rows.items()
-        }
-
-
-def _by_image(tap: Tap, tensor: Tensor, windows: Mapping[Tap, Windows]) -> Tensor:
-    """A tensor of the trunk with the image as its first axis, and token features as [I, N, C] in raster order."""
-    cut = windows.get(tap)
-    if cut is not None and tap.site in ("F2", SCORES):
-        return tensor.view(-1, cut.across[0] * cut.across[1], *tensor.shape[1:])
-    if cut is not None and tap.site in ("F3", "F3_HEADS") and tensor.ndim == 3:
-        return cut.raster(tensor)
-    return tensor.flatten(1, 2) if tensor.ndim == 4 and tap.site not in ("F2", SCORES, VALUES) else tensor
-
-
-def _projected(stream: StreamAnatomy, tap: Tap, values: Tensor) -> Tensor:
-    """What each token's values add to the block's output, [P, N, C] from [P, H, N, d], without the bias."""
-    reading = stream.reading(tap.layer, "F3_HEADS")
-    projection: Any = reading.module if reading.how == "input" else reading.module.out_proj
-    weight: Tensor = projection.weight
-    return values.transpose(1, 2).flatten(2) @ weight.detach().T
-
-
-def _spread(tensor: Tensor, image_of: Sequence[int]) -> Tensor:
-    """One row per pair from one row per image; a single image is expanded, not copied."""
-    if len(tensor) == 1:
-        return tensor.expand(len(image_of), *tensor.shape[1:])
-    if list(image_of) == list(range(len(tensor))):
-        return tensor
-    return tensor[list(image_of)]
-
-
-def _gradients(y: Tensor, tensors: Sequence[Tensor], *, keep: bool = False) -> Sequence[Tensor | None]:
-    if not tensors or not y.requires_grad:
-        return [None] * len(tensors)
-    # Pairs do not influence each other, so the gradient of their sum holds each pair's own.
-    return torch.autograd.grad(y, tensors, torch.ones_like(y), retain_graph=keep, allow_unused=True)
-
-
-def _rounds(image_of: Sequence[int]) -> list[list[int]]:
-    """Pairs in groups in which no image occurs twice."""
-    rounds: list[list[int]] = []
-    seen: dict[int, int] = {}
-    for pair, image in enumerate(image_of):
-        turn = seen.get(image, 0)
-        seen[image] = turn + 1
-        if turn == len(rounds):
-            rounds.append([])
-        rounds[turn].append(pair)
-    return rounds
-
-
-def _check_finite(y: Tensor, target: Target) -> None:
-    if not bool(torch.isfinite(y).all()):
-        raise EvidenceError(
-            f"{target.label} is not finite: {y.detach().float().tolist()}; the model's output is broken"
-        )

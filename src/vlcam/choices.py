@@ -9,16 +9,21 @@ __all__ = [
     "ATTENTION_SITES",
     "CARRIED",
     "CHANNEL_WEIGHTINGS",
+    "COMPARING",
+    "CONTRASTIVE",
     "DEPARTS",
     "FLOWS",
     "GROUPS",
+    "OF_VALUES",
     "POOLED",
     "SCALES",
     "SCORED",
     "WITHOUT_GRADIENT",
     "WORDS",
+    "Attention",
     "AttentionWeighting",
     "ChannelWeighting",
+    "Compose",
     "Departure",
     "Excluded",
     "GradientPath",
@@ -28,6 +33,7 @@ __all__ = [
     "Layers",
     "MapAxis",
     "Normalize",
+    "Prompt",
     "Queries",
     "Relu",
     "Reshape",
@@ -42,14 +48,17 @@ __all__ = [
 ]
 
 Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT"]
-Stream = Literal["vision", "fusion"]
+Stream = Literal["vision", "text", "pooler", "fusion"]
 Layers = tuple[int, ...] | Literal["last", "all"]
-Target = Literal["class", "segmentation", "itm", "contrastive", "custom", "none"]
-Scale = Literal["logit", "probability", "log-probability", "margin", "finer", "cosine", "raw", "none"]
+Attention = Literal["own", "one_head", "identity", "values"]
+Target = Literal["class", "segmentation", "itm", "contrastive", "contrastive_patches", "caption", "custom", "none"]
+Scale = Literal["logit", "probability", "log-probability", "margin", "difference", "finer", "cosine", "raw", "none"]
+Prompt = Literal["whole", "phrase", "in_place"]
 GradientPath = Literal["full", "direct", "block", "integrated", "none"]
-GradientTokens = Literal["cls", "patches", "all", "none"]
-Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "all", "phrase", "none"]
+GradientTokens = Literal["cls", "patches", "pooled", "all", "none"]
+Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "pooled", "all", "phrase", "none"]
 MapAxis = Literal["keys", "queries", "none"]
+Compose = Literal["none", "pooler"]
 Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
 ChannelWeighting = Literal[
     "gradcam",
@@ -63,6 +72,10 @@ ChannelWeighting = Literal[
     "scorecam",
     "ablationcam",
     "reciprocam",
+    "value*gradient",
+    "value*gradient*similarity",
+    "similarity",
+    "surgery",
     "none",
 ]
 AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
@@ -81,15 +94,21 @@ Departure = Literal[
     "no_denominator",
     "aligned_corners",
     "one_token",
+    "bare_pooler",
+    "padded_similarity",
 ]
-Reshape = Literal["raster"]
-Upsample = Literal["nearest", "bilinear", "bicubic"]
-Normalize = Literal["none", "minmax", "max"]
+Reshape = Literal["raster", "words"]
+Upsample = Literal["nearest", "bilinear", "bicubic", "none"]
+Normalize = Literal["none", "minmax", "max", "sum"]
 
 ATTENTION_SITES = ("F2", "CROSS")
 CHANNEL_WEIGHTINGS = get_args(ChannelWeighting)
-POOLED = ("gradcam", "gradcam++", "xgradcam")
+OF_VALUES = ("value*gradient", "value*gradient*similarity")
+"""Weightings of the values that attention mixes, by the gradient of what it makes of them."""
+POOLED = ("gradcam", "gradcam++", "xgradcam", *OF_VALUES)
 """Weightings with one weight per channel, for which gradients are pooled over tokens."""
+COMPARING = ("similarity", "surgery")
+"""Weightings for which tokens are embedded and compared with texts, without a gradient."""
 ASKING = ("scorecam", "ablationcam", "reciprocam")
 """Weightings for which the model is asked again instead of differentiated."""
 CARRIED = ("transition", "headwise", "tokenwise")
@@ -97,7 +116,9 @@ CARRIED = ("transition", "headwise", "tokenwise")
 FLOWS = ("rollout", "relevance", *CARRIED)
 """Layer rules that multiply the attention matrices of the blocks."""
 
-SCORED = ("class", "segmentation", "itm", "contrastive", "custom")
+CONTRASTIVE = ("contrastive", "contrastive_patches")
+"""Similarities of an image with texts, which can be read against other texts."""
+SCORED = ("class", "segmentation", "itm", *CONTRASTIVE, "caption", "custom")
 WITHOUT_GRADIENT = ("attention", "none", "eigencam")
 
 DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
@@ -109,16 +130,21 @@ DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
     "no_denominator": ("weighting", ("gradcam++",)),
     "aligned_corners": ("weighting", ("scorecam",)),
     "one_token": ("weighting", ("reciprocam",)),
+    "bare_pooler": ("gradient_path", ("block",)),
+    "padded_similarity": ("weighting", ("value*gradient*similarity",)),
 }
 
 WORDS: dict[str, tuple[Any, ...]] = {
     "site": get_args(Site),
     "stream": get_args(Stream),
+    "attention": get_args(Attention),
     "target": get_args(Target),
     "scale": get_args(Scale),
+    "prompt": get_args(Prompt),
     "gradient_path": get_args(GradientPath),
     "gradient_tokens": get_args(GradientTokens),
     "map_axis": get_args(MapAxis),
+    "compose": get_args(Compose),
     "weighting": (*get_args(ChannelWeighting), *get_args(AttentionWeighting)),
     "relu": get_args(Relu),
     "heads": get_args(Heads),
@@ -127,18 +153,24 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "upsample": get_args(Upsample),
     "normalize": get_args(Normalize),
 }
+_CONTRASTIVE_SCALES: tuple[Scale, ...] = (
+    *("cosine", "logit", "probability", "log-probability"),
+    *("margin", "difference", "finer"),
+)
 SCALES: dict[str, tuple[Scale, ...]] = {
     "class": ("logit", "probability", "log-probability", "margin", "finer"),
     "segmentation": ("logit", "probability", "log-probability"),
     "itm": ("logit", "probability", "log-probability", "margin"),
-    "contrastive": ("cosine",),
+    "contrastive": _CONTRASTIVE_SCALES,
+    "contrastive_patches": _CONTRASTIVE_SCALES,
+    "caption": ("log-probability",),
     "custom": ("raw",),
     "none": ("none",),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "feature representation": ("site", "stream", "layers"),
-    "gradient target": ("target", "scale", "gradient_path"),
-    "token handling": ("gradient_tokens", "queries", "map_axis", "exclude"),
+    "feature representation": ("site", "stream", "layers", "attention"),
+    "gradient target": ("target", "scale", "prompt", "gradient_path"),
+    "token handling": ("gradient_tokens", "queries", "map_axis", "compose", "exclude"),
     "aggregation": ("weighting", "relu", "heads", "layer_rule", "discard", "departures"),
     "spatial reconstruction": ("reshape", "upsample", "normalize"),
 }
@@ -146,7 +178,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 def takes_gradient(weighting: str) -> bool:
     """Whether a weighting depends on the gradient of the target."""
-    return weighting not in (*WITHOUT_GRADIENT, *ASKING)
+    return weighting not in (*WITHOUT_GRADIENT, *ASKING, *COMPARING)
 
 
 def takes_target(weighting: str) -> bool:

@@ -63,3 +63,16 @@ GRADSAM = (
     "Barkan, Hauon, Caciularu, Katz, Malkiel, Armstrong, Koenigstein. Grad-SAM: Explaining Transformers via Gradient "
     "Self-Attention Maps. CIKM 2021"
 )
+CLIP_ES = (
+    "Lin, Chen, Wang, Wu, Li, Lin, Liu, He. CLIP Is Also an Efficient Segmenter: A Text-Driven Approach for Weakly "
+    "Supervised Semantic Segmentation. CVPR 2023"
+)
+MASKCLIP = "Zhou, Loy, Dai. Extract Free Dense Labels from CLIP. ECCV 2022"
+CLIP_SURGERY = (
+    "Li, Wang, Duan, Zhang, Li. A Closer Look at the Explainability of Contrastive Language-Image Pre-training. "
+    "Pattern Recognition 2025 (arXiv:2304.05653)"
+)
+COCA = (
+    "Yu, Wang, Vasudevan, Yeung, Seyedhosseini, Wu. CoCa: Contrastive Captioners are Image-Text Foundation Models. "
+    "TMLR 2022"
+)

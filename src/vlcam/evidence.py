@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlcam import maps
 from vlcam.capture import Capture
-from vlcam.choices import ATTENTION_SITES, CARRIED, FLOWS, POOLED
+from vlcam.choices import ATTENTION_SITES, CARRIED, COMPARING, FLOWS, OF_VALUES, POOLED
 from vlcam.errors import EvidenceError
 from vlcam.plan import Job
 from vlcam.recipe import Recipe
@@ -32,10 +32,11 @@ class NoGradientError(EvidenceError):
 
 @dataclass(frozen=True, eq=False)
 class TokenMaps:
-    """The maps of one pair, [1 + words, patches] in raster order, and the status of each."""
+    """The maps of one pair, [1 + words, cells] in raster order, the status of each, and what is reported apart."""
 
     values: Tensor
     statuses: tuple[Status, ...]
+    apart: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,27 +78,32 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
             f"the gradient of {job.target.label} at {taps} is exactly zero on {_used(recipe, selection)}"
         )
     if recipe.site not in ATTENTION_SITES:
-        merged = _features(recipe, layers, selection, answers)
+        merged = _features(job, found, pair, layers, selection, answers)
     elif recipe.layer_rule in CARRIED:
         merged = _carried(job, found, pair, layers, selection)
     elif recipe.layer_rule in FLOWS:
         merged = _flow(recipe, layers, selection)
     else:
-        merged = maps.merge_layers(recipe, [_attention(recipe, layer, selection) for layer in layers])
+        slots = None if job.pooler_tap is None else found.activations[job.pooler_tap][pair : pair + 1].float().mean(1)
+        merged = maps.merge_layers(recipe, [_attention(recipe, layer, selection, slots) for layer in layers])
+    apart = {name: float(merged[0, list(cells)].sum()) for name, cells in selection.apart}
+    if selection.shown is not None:
+        merged = maps.taken(merged, selection.shown, 1)
     if not bool(torch.isfinite(merged).all()):
         raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
     statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
     cancels = recipe.weighting == "hirescam" and recipe.site not in ATTENTION_SITES
     if cancels and statuses[0] == "ok" and _cancelled(merged, layers, selection):
         statuses = ("rounding noise",)
-    return TokenMaps(merged, statuses)
+    return TokenMaps(merged, statuses, apart)
 
 
 def nothing(selection: Selection) -> TokenMaps:
     """Maps of zeros with the status `zero gradient`."""
     status: Status = "zero gradient"
-    count = len(selection.all_rows)
-    return TokenMaps(torch.zeros(count, len(selection.cells), device="cpu", dtype=torch.float32), (status,) * count)
+    count, cells = len(selection.all_rows), selection.grid[0] * selection.grid[1]
+    apart = {name: 0.0 for name, _ in selection.apart}
+    return TokenMaps(torch.zeros(count, cells, device="cpu", dtype=torch.float32), (status,) * count, apart)
 
 
 def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
@@ -114,16 +120,34 @@ def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
             if gradient is None:
                 raise NoGradientError(f"{job.target.label} does not depend on {tap}")
             gradients[number] = row(gradient)
+        if job.recipe.of_text and attention:  # keys that are masked have a gradient, though no attention
+            shown = [row(found.activations[tap]) for tap in job.taps]
+            gradients = [g if g is None else g.where(a != 0, 0) for g, a in zip(gradients, shown, strict=True)]
     scores: Sequence[Tensor | None] = [row(found.activations[tap]) for tap in job.score_taps]
     parts = zip(job.taps, gradients, scores or [None] * len(job.taps), strict=True)
     return [
-        _Layer(row(found.activations[tap]), gradient, scored, found.windows.get(tap) if attention else None)
+        _Layer(
+            _side_by_side(job, row(found.activations[tap])),
+            gradient,
+            scored,
+            found.windows.get(tap) if attention else None,
+        )
         for tap, gradient, scored in parts
     ]
 
 
-def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection, answers: Tensor | None) -> Tensor:
+def _side_by_side(job: Job, tensor: Tensor) -> Tensor:
+    """Values of all heads as the channels of each token, for a recipe that weights those."""
+    return tensor.transpose(1, 2).flatten(2) if job.recipe.weighting in OF_VALUES else tensor
+
+
+def _features(
+    job: Job, found: Capture, pair: int, layers: Sequence[_Layer], selection: Selection, answers: Tensor | None
+) -> Tensor:
     """[1, cells] from token features."""
+    recipe = job.recipe
+    if recipe.weighting in COMPARING:
+        return maps.channel_map(recipe, layers[0].activation, None, (), (), answers)
     if recipe.layer_rule == "shared":
         gradients = [layer.gradient for layer in layers if layer.gradient is not None]
         total = torch.stack(gradients).float().sum(0) if gradients else None
@@ -131,14 +155,30 @@ def _features(recipe: Recipe, layers: Sequence[_Layer], selection: Selection, an
     return maps.merge_layers(
         recipe,
         [
-            maps.channel_map(recipe, layer.activation, layer.gradient, selection.pool, selection.cells, answers)
-            for layer in layers
+            maps.channel_map(
+                recipe,
+                layer.activation,
+                layer.gradient,
+                selection.pool,
+                selection.cells,
+                answers,
+                _key_shares(job, found, pair, number, selection),
+            )
+            for number, layer in enumerate(layers)
         ],
     )
 
 
-def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
-    """[1 + words, cells] from the attention of one block."""
+def _key_shares(job: Job, found: Capture, pair: int, number: int, selection: Selection) -> Tensor | None:
+    if not job.key_taps:
+        return None
+    queries, keys = (found.activations[tap][pair : pair + 1] for tap in job.key_taps[number])
+    over = selection.cells if selection.similar is None else selection.similar
+    return maps.taken(maps.key_similarity(queries, keys, selection.pool[0], over), selection.cells, 1)
+
+
+def _attention(recipe: Recipe, layer: _Layer, selection: Selection, slots: Tensor | None) -> Tensor:
+    """[1 + words, cells] from the attention of one block; through a pooler's, if its keys are slots of that."""
     if layer.windows is not None:
         values = _windowed(recipe, layer, layer.windows, selection)
     elif recipe.heads == "channels":
@@ -151,7 +191,10 @@ def _attention(recipe: Recipe, layer: _Layer, selection: Selection) -> Tensor:
             chosen = layer.rows(needed)
             matrix = maps.attention_matrix(recipe, chosen.activation, chosen.gradient, scores=chosen.scores)
             found = [maps.taken(matrix, place, 1).mean(1) for place in places]
-        values = maps.taken(torch.cat(found), selection.cells, 1)
+        merged = torch.cat(found)
+        if slots is not None:
+            merged = merged @ slots[0, -merged.shape[1] :]
+        values = maps.taken(merged, selection.cells, 1)
     return values.relu() if recipe.relu == "map" else values
 
 
@@ -246,7 +289,7 @@ def _by_head(job: Job, found: Capture, pair: int, number: int, attention: Tensor
 
 
 def _by_token(job: Job, found: Capture, pair: int, number: int, attention: Tensor) -> Tensor:
-    values, tokens = (found.activations[tap][pair : pair + 1] for tap in job.norm_taps[2 * number : 2 * number + 2])
+    values, tokens = (found.activations[tap][pair : pair + 1] for tap in job.norm_taps[number])
     return attention.mean(1) * maps.token_shares(values, tokens)[:, None]
 
 
@@ -262,6 +305,8 @@ def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bo
     whole = recipe.layer_rule in FLOWS or recipe.gradient_tokens == "all" or any(tap in found.windows for tap in taps)
     if attention and whole:
         return (any(found.alive(tap, pair, {}) for tap in taps),) * count
+    if attention and job.pooler_tap is not None:
+        return tuple(any(found.alive(tap, pair, {2: chosen}) for tap in taps) for chosen in selection.all_rows)
     if attention:
         rows, cells = (3, 2) if recipe.map_axis == "queries" else (2, 3)
         return tuple(
@@ -277,7 +322,12 @@ def _used(recipe: Recipe, selection: Selection) -> str:
     if selection.rows:
         return "every row" if recipe.layer_rule in FLOWS else f"rows {_short(selection.rows)}"
     chosen = recipe.gradient_tokens if recipe.weighting in POOLED else "patches"
-    return {"cls": "the class token", "patches": "the patches", "all": "all tokens"}[chosen]
+    return {
+        "cls": "the class token",
+        "patches": "the patches",
+        "pooled": "the token that is pooled",
+        "all": "all tokens",
+    }[chosen]
 
 
 def _short(rows: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -15,7 +15,7 @@ from vlcam.asking import BATCH, Progress
 from vlcam.capture import Capture, capture
 from vlcam.catalogue import default, named
 from vlcam.choices import Layers, takes_target
-from vlcam.errors import RecipeError
+from vlcam.errors import InputError, RecipeError
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
 from vlcam.images import ImageSource
@@ -25,9 +25,11 @@ from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash
 from vlcam.questions import Asked, read_target
+from vlcam.readers import OF_TEXTS, HeadKind, compares
 from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
 from vlcam.targets import Target, resolve
+from vlcam.text import find_span
 
 __all__ = ["Explainer"]
 
@@ -71,6 +73,7 @@ class Explainer:
         phrase: str | None = None,
         occurrence: int | None = None,
         layer: int | str | Sequence[int] | None = None,
+        against: Sequence[str] | str | None = None,
         strict: bool = False,
         batch: int = BATCH,
         progress: Progress | None = None,
@@ -82,15 +85,18 @@ class Explainer:
             image: a path, bytes, PIL image or uint8 array [H, W, 3]; a float tensor [3, H, W] or [B, 3, H, W] that is
                 already preprocessed; a list of these; or a batch with `pixel_values` and `input_ids`.
             text: a string, or a list, for a model that takes text. One image goes with many texts, many images with
-                one text, n with n in order.
+                one text, n with n in order. Each distinct text is encoded once.
             recipe: a name out of `vlcam.recipes()`, or a recipe; by default the published one of the model's kind.
             target: what is explained. A class, by index or label (by default the one with the highest logit), or a list
                 of classes, which are paired with images as texts are; a `vlcam.targets` object; the name of another of
                 the model's scores; or a callable on the head's output.
-            phrase: words of the text; the map is then the mean over their query rows.
+            phrase: words of the text. With cross-attention the map is the mean over their query rows; for a contrastive
+                score the phrase is encoded alone, or with `prompt="in_place"` in its place.
             occurrence: which one, counted from 1, where the phrase stands more than once.
             layer: block index or indices, dotted names of modules (`vit.layers.3`), `last` or `all`, in place of the
                 recipe's.
+            against: other texts, which the text is compared with on the scales `probability`, `log-probability`,
+                `margin`, `difference` and `finer` of a contrastive score; by default all texts of the call.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
             batch: how many variants run at once, for a recipe that asks the model again (Score-CAM and its like).
             progress: called with (how many have run, of how many) after each such batch; an exception that it raises
@@ -113,7 +119,7 @@ class Explainer:
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
         asking = Asking(batch, progress)
-        (found,) = self._explain(image, text, asked, [job], strict=strict, asking=asking)
+        (found,) = self._explain(image, text, asked, [job], against=against, strict=strict, asking=asking)
         return found
 
     def sweep(
@@ -125,6 +131,7 @@ class Explainer:
         target: Any = None,
         phrase: str | None = None,
         occurrence: int | None = None,
+        against: Sequence[str] | str | None = None,
         empty: Empty = "raise",
         strict: bool = False,
         batch: int = BATCH,
@@ -139,6 +146,7 @@ class Explainer:
             target: as in `explain`; each recipe keeps its own scale. A recipe without a target takes none.
             phrase: as in `explain`; for recipes without text rows it is an error, as there.
             occurrence: as in `explain`.
+            against: as in `explain`.
             empty: what becomes of a recipe whose gradient is zero wherever its map would use it: `raise`, as in
                 `explain`; or `keep` it, as a map of zeros with the status `zero gradient`.
             strict: as in `explain`.
@@ -156,7 +164,7 @@ class Explainer:
         wanted = fitting(self.adapter) if recipes is None else recipes
         jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
         asking = Asking(batch, progress)
-        return self._explain(image, text, asked, jobs, strict=strict, asking=asking, empty=empty)
+        return self._explain(image, text, asked, jobs, against=against, strict=strict, asking=asking, empty=empty)
 
     def capture(
         self,
@@ -168,6 +176,7 @@ class Explainer:
         layers: Any = "all",
         target: Any = None,
         scale: str | None = None,
+        against: Sequence[str] | str | None = None,
         strict: bool = False,
     ) -> Capture:
         """Read the raw tensors at a site and their gradients, in one pass.
@@ -179,7 +188,8 @@ class Explainer:
             site: `F1` ... `F6`, `CROSS`, `CONTEXT`; any site that `anatomy` lists, also those without an image grid.
             layers: block indices, `last` or `all`.
             target: as in `explain`.
-            scale: on which scale; by default `logit`, or the only one that the target has.
+            scale: on which scale; by default `logit`, or the first one that the target has.
+            against: as in `explain`.
             strict: as in `explain`.
 
         Returns:
@@ -199,22 +209,25 @@ class Explainer:
         )
         indices = self.anatomy.stream(stream).indices(block_numbers(layers))
         with own_conditions(self.adapter.module):
-            pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
+            pairs = pair_up(self.adapter, image, text, classes=asked.count, against=against, strict=strict)
             taps = [Tap(stream, index, site) for index in indices]
-            (wanted,) = _within_region([target_there], asked, pairs)
+            (wanted,) = _placed([target_there], asked, pairs, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, taps, [wanted])
         return found
 
-    def scores(self, image: Any, text: Any = None, *, strict: bool = False) -> Any:
+    def scores(
+        self, image: Any, text: Any = None, *, against: Sequence[str] | str | None = None, strict: bool = False
+    ) -> Any:
         """Every score that the model offers, by name, with its kind; a list of these for lists and batches.
 
         Args:
             image: as in `explain`.
             text: as in `explain`.
+            against: as in `explain`.
             strict: as in `explain`.
         """
         with own_conditions(self.adapter.module):
-            pairs = pair_up(self.adapter, image, text, strict=strict)
+            pairs = pair_up(self.adapter, image, text, against=against, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, [], [target])
             seen = self._making(pairs).seen(target, found)
@@ -246,17 +259,67 @@ class Explainer:
         )
 
     def _explain(
-        self, image: Any, text: Any, asked: Asked, jobs: Sequence[Job], *, strict: bool, **how: Any
+        self,
+        image: Any,
+        text: Any,
+        asked: Asked,
+        jobs: Sequence[Job],
+        *,
+        against: Sequence[str] | str | None,
+        strict: bool,
+        **how: Any,
     ) -> list[Any]:
-        with own_conditions(self.adapter.module):
-            pairs = pair_up(self.adapter, image, text, classes=asked.count, strict=strict)
-            targets = _within_region([job.target for job in jobs], asked, pairs)
-            placed = [replace(job, target=target) for job, target in zip(jobs, targets, strict=True)]
-            made = self._making(pairs, **how).explanations(placed)
-        return [each if pairs.many else each[0] for each in made]
+        found: list[Any] = [None] * len(jobs)
+        alone = [index for index, job in enumerate(jobs) if job.recipe.prompt == "phrase"]
+        rest = [index for index in range(len(jobs)) if index not in alone]
+        for indices in filter(None, (rest, alone)):
+            chosen = [jobs[index] for index in indices]
+            read, wholes = _phrases(text, chosen[0]) if indices is alone else (text, ())
+            with own_conditions(self.adapter.module):
+                pairs = pair_up(self.adapter, image, read, classes=asked.count, against=against, strict=strict)
+                targets = _placed([job.target for job in chosen], asked, pairs, self.adapter.heads)
+                placed = [replace(job, target=target) for job, target in zip(chosen, targets, strict=True)]
+                if wholes:
+                    wholes = wholes * len(pairs.inputs.image_of) if len(wholes) == 1 else wholes
+                made = self._making(pairs, wholes=wholes, **how).explanations(placed)
+            for index, each in zip(indices, made, strict=True):
+                found[index] = each if pairs.many else each[0]
+        return found
 
     def _making(self, pairs: Pairs, **how: Any) -> Making:
         return Making(self.adapter, self.name, self._weights, pairs, **how)
+
+
+def _phrases(text: Any, job: Job) -> tuple[Any, tuple[str, ...]]:
+    """What is encoded in place of each text, its phrase, and the texts that the phrases are of."""
+    wholes = (text,) if isinstance(text, str) else tuple(text or ())
+    if job.phrase is None or not all(isinstance(each, str) for each in wholes):
+        raise InputError(
+            f"prompt='phrase' takes texts and a phrase of them, found text={text!r}, phrase={job.phrase!r}"
+        )
+    spans = [find_span(each, job.phrase, job.occurrence) for each in wholes]
+    phrases = [each[start:end] for each, (start, end) in zip(wholes, spans, strict=True)]
+    return (phrases[0] if isinstance(text, str) else phrases), wholes
+
+
+def _placed(targets: Sequence[Target], asked: Asked, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Sequence[Target]:
+    """The targets of these pairs: each with its own text, or with the region laid on its model input."""
+    return [_of_texts(target, pairs, heads) for target in _within_region(targets, asked, pairs)]
+
+
+def _of_texts(target: Target, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Target:
+    kind, taking = heads[target.head], pairs.compared
+    if kind not in OF_TEXTS or taking is None:
+        return target
+    compared = target.reads_classes is not None and compares(kind, target.scale)
+    if compared and int(taking.sum(1).min()) < 2:
+        raise RecipeError(
+            f"{target.label} of one text: it compares the text with others, and without any it is the same for every "
+            "image, so that its gradient is zero; give several texts, or others with against=[...], or take "
+            "scale='logit' or 'cosine'"
+        )
+    placed = target.of_classes(pairs.inputs.text_of)
+    return placed.within(taking) if compared and not bool(taking.all()) else placed
 
 
 def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:

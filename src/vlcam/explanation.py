@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vlcam import archive, colours
-from vlcam.errors import EvidenceError, InputError, UnknownNameError, listing
+from vlcam import archive, colours, textpicture
+from vlcam.errors import EvidenceError, InputError, RecipeError, UnknownNameError, listing
 from vlcam.evidence import Status
 from vlcam.geometry import Placement, to_original
 from vlcam.images import ImageSource, SourceImage, open_image, pixels_sha256
@@ -25,7 +25,7 @@ from vlcam.maps import normalised
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
 from vlcam.scores import Score
-from vlcam.text import phrase_spans
+from vlcam.text import lay_out, phrase_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vlcam.explainer import Explainer
     from vlcam.verification import Verification
 
-__all__ = ["Explanation", "WordMap", "Words", "same_image", "same_pixels"]
+__all__ = ["Explanation", "WordMap", "WordScore", "Words", "same_image", "same_pixels"]
 
 Floats = NDArray[np.float32]
 
@@ -49,12 +49,23 @@ class WordMap:
     status: Status
 
 
+@dataclass(frozen=True)
+class WordScore:
+    """One word's share of a map over the text: the word, its span, its token indices, the raw sum over those."""
+
+    word: str
+    span: tuple[int, int]
+    rows: tuple[int, ...]
+    score: float
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """What the model looked at, how the map was made, and what is needed to make it again.
 
     Attributes:
-        tokens: float32 [h, w], the map on the token grid, raw: signed if the recipe is, before normalisation.
+        tokens: float32 [h, w], the map on the token grid, raw: signed if the recipe is, before normalisation. For a map
+            over the text (`recipe.of_text`) [1, n]: the tokens that stand for words or signs, in order.
         recipe: every choice.
         provenance: image, text, model, run and versions as JSON values; see `docs/provenance.md`.
         scores: every score that the model offers for this image and text, by name; those of heads that the map did
@@ -81,6 +92,8 @@ class Explanation:
     def __repr__(self) -> str:
         """One line: what was explained, how, and whether there is something to see."""
         rows, columns = self.tokens.shape
+        if self.recipe.of_text:
+            return f"<Explanation of {self.subject!r} by {self.recipe.name}, {columns} text tokens, {self.status}>"
         return f"<Explanation of {self.subject!r} by {self.recipe.name}, {rows} x {columns} tokens, {self.status}>"
 
     def _repr_png_(self) -> bytes | None:
@@ -96,9 +109,38 @@ class Explanation:
         """float32 [H, W] on the original image, normalised and interpolated by the recipe; NaN where unseen.
 
         The token map is normalised first and interpolated then.
+
+        Raises:
+            RecipeError: the map is over the text; see `word_scores`.
         """
+        if self.recipe.of_text:
+            raise RecipeError(
+                f"recipe {self.recipe.name!r} makes a map over the words of the text, which has no place on the image: "
+                "read word_scores, or draw overlay()"
+            )
         scaled = normalised(self.recipe, torch.from_numpy(self.tokens)).numpy()
         return to_original(scaled, self.placement, self.recipe.upsample)
+
+    @property
+    def word_scores(self) -> tuple[WordScore, ...]:
+        """For a map over the text: every word's raw score, the sum over its tokens, in text order.
+
+        What start, end and padding got is reported apart, in `provenance["run"]["apart"]`.
+
+        Raises:
+            RecipeError: the map is over the image.
+        """
+        if not self.recipe.of_text:
+            raise RecipeError(
+                f"recipe {self.recipe.name!r} makes a map over the image; scores of words come from a recipe with "
+                "stream='text', for example 'chefer-clip-text'"
+            )
+        record = self.provenance["text"]
+        place = [index for index, flag in enumerate(record["special"]) if not flag]
+        spans = [(span[0], span[1]) for span in record["spans"]]
+        layout = lay_out(record["given"], record["ids"], record["pieces"], spans, record["special"])
+        sums = {index: float(value) for index, value in zip(place, self.tokens[0], strict=True)}
+        return tuple(WordScore(w.text, w.span, w.tokens, sum(sums[i] for i in w.tokens)) for w in layout.words)
 
     @property
     def words(self) -> Words:
@@ -135,7 +177,7 @@ class Explanation:
         return x, y
 
     def overlay(self, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
-        """Lay the heatmap over the original image, at its original size.
+        """Lay the heatmap over the original image, at its original size; for a map over the text, colour its words.
 
         Args:
             alpha: opacity of the map, 0 to 1. What the model never saw is greyed and hatched instead.
@@ -149,10 +191,21 @@ class Explanation:
             EvidenceError: there is nothing to draw; the message says why.
         """
         self._check_drawable()
+        if self.recipe.of_text:
+            return self._coloured_text(colormap)
         heatmap = self.heatmap
         if self.recipe.normalize == "none":  # colours need a scale, raw values have none
             heatmap = heatmap / np.nanmax(np.abs(heatmap))
         return colours.overlay(self.picture(), heatmap, alpha=alpha, colormap=colormap)
+
+    def _coloured_text(self, colormap: str | None) -> Image.Image:
+        """The text, every word in the colour of its score, scaled as the recipe says."""
+        words = self.word_scores
+        scores = torch.tensor([word.score for word in words], dtype=torch.float32, device="cpu")
+        values = normalised(self.recipe, scores).tolist()
+        text, spans = self.provenance["text"]["given"], [word.span for word in words]
+        apart = self.provenance["run"]["apart"]
+        return textpicture.draw(text, spans, values, apart=apart, colormap=colormap)
 
     def picture(self) -> Image.Image:
         """The image that was explained.
@@ -300,7 +353,10 @@ class Words(Mapping[str, Explanation]):
         if key not in self._index:
             if not self._index:
                 site = self._whole.recipe.site
-                raise UnknownNameError(f"no map per word: {site} has no text rows, only CROSS has; it gives one map")
+                instead = "; scores of words are in word_scores" if self._whole.recipe.of_text else ""
+                raise UnknownNameError(
+                    f"no map per word: {site} has no text rows, only CROSS has; it gives one map{instead}"
+                )
             raise UnknownNameError(f"no word {key!r}; there are {listing(self._index)}")
         word = self._index[key]
         whole = self._whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import SCORES, VALUES
 from vlcam.asking import BATCH, Progress, ask, questions
+from vlcam.attention import Edit
 from vlcam.capture import Capture, capture, integrated, run_heads
-from vlcam.choices import ATTENTION_SITES
+from vlcam.choices import ATTENTION_SITES, COMPARING
+from vlcam.comparing import compared
 from vlcam.errors import EvidenceError, InputError
 from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
@@ -25,9 +27,11 @@ from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.rows import Selection, select
+from vlcam.readers import OF_TEXTS, compares
+from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
 from vlcam.targets import Target
+from vlcam.text import find_phrase, find_span
 from vlcam.tokens import ImageTokens
 
 __all__ = ["Asking", "Empty", "Making", "own_conditions"]
@@ -81,6 +85,8 @@ class Making:
     asking: Asking = Asking()
     empty: Empty = "raise"
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    wholes: tuple[str, ...] = ()
+    """For pairs whose texts are phrases: the text of each that the phrase is of."""
 
     def explanations(self, jobs: Sequence[Job]) -> list[list[Explanation]]:
         """For every job an explanation per pair; jobs that share a head share a pass."""
@@ -94,18 +100,20 @@ class Making:
                 ]
         return results
 
-    def seen(self, target: Target, found: Capture) -> Seen:
-        """What records say of a pass, besides its tensors."""
+    def seen(self, target: Target, found: Capture, *, edited: bool = False) -> Seen:
+        """What records say of a pass, besides its tensors; `edited`: attention was not that of the model."""
         weights = self.weights.value()
         tapped = any(tap.site in (*ATTENTION_SITES, SCORES, VALUES) for tap in found.activations)
-        record = model_record(self.adapter, self.name, weights, attention_tapped=tapped)
-        scores = self._scores(target, found, weights)
+        record = model_record(self.adapter, self.name, weights, attention_tapped=tapped or edited)
+        scores = self._scores(target, found, weights, edited=edited)
         return Seen(found, scores, class_records(self.adapter, target, found), record)
 
-    def _scores(self, target: Target, found: Capture, weights: str) -> list[Scores]:
+    def _scores(self, target: Target, found: Capture, weights: str, *, edited: bool) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
-        adapter, inputs, known, context = self.adapter, self.pairs.inputs, found.outputs, found.context
-        others = [head for head in adapter.heads if head not in known]
+        adapter, inputs = self.adapter, self.pairs.inputs
+        heads = {name: kind for name, kind in adapter.heads.items() if name not in adapter.readouts}
+        known = {} if edited else {name: output for name, output in found.outputs.items() if name in heads}
+        others = [head for head in heads if head not in known]
 
         @cache
         def fetch() -> dict[str, Tensor]:
@@ -114,10 +122,17 @@ class Making:
                     f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
                 )
             with own_conditions(adapter.module):
-                return run_heads(adapter, inputs, context, others)
+                plain = found
+                if edited:  # the scores are the model's own
+                    (plain,) = capture(adapter, inputs, [], [Target(others[0], "none", _zeros, differentiate=False)])
+                return run_heads(adapter, inputs, plain, others)
 
-        count = range(len(inputs.image_of))
-        return [Scores(adapter.heads, pair, known, fetch, target.classes, target.weights) for pair in count]
+        pairs = range(len(inputs.image_of))
+        if not set(heads.values()) & set(OF_TEXTS):
+            return [Scores(heads, pair, known, fetch, target.classes, target.weights) for pair in pairs]
+        taking = self.pairs.compared
+        counts = [1 if taking is None else int(taking[pair].sum()) for pair in pairs]
+        return [Scores(heads, pair, known, fetch, inputs.text_of, taking, counts[pair]) for pair in pairs]
 
     def _names(self, stream: str) -> tuple[str, ...]:
         if stream not in self.names:
@@ -129,46 +144,94 @@ class Making:
         taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
         targets = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
         paths, inputs = {target.path for target in targets}, self.pairs.inputs
+        edits = self._edits(jobs[0])
         if "integrated" in paths:
-            found = tuple(integrated(self.adapter, inputs, taps, target) for target in targets)
+            found = tuple(integrated(self.adapter, inputs, taps, target, edits=edits) for target in targets)
         else:
-            found = capture(self.adapter, inputs, taps, targets, direct="direct" in paths)
-        seen = {target: self.seen(target, each) for target, each in zip(targets, found, strict=True)}
+            found = capture(self.adapter, inputs, taps, targets, direct="direct" in paths, edits=edits)
+        edited = bool(edits)
+        seen = {target: self.seen(target, each, edited=edited) for target, each in zip(targets, found, strict=True)}
         return [seen.get(job.target, seen[targets[0]]) for job in jobs]
 
-    def _selections(self, job: Job) -> list[Selection]:
+    def _edits(self, job: Job) -> dict[nn.Module, Edit]:
+        """How attention modules compute otherwise than in the model; jobs of one pass agree on it."""
+        streams, found = self.adapter.anatomy.streams, {}
+        if job.edited is not None:
+            stream, first = job.edited
+            for layer in range(first, len(streams[stream].blocks)):
+                found[streams[stream].reading(layer, "F2").module] = Edit(job.recipe.attention)  # type: ignore[arg-type]
+        if job.recipe.prompt == "in_place":
+            hidden, text = self._hidden(job), self.adapter.anatomy.stream("text")
+            for layer in range(len(text.blocks)):
+                module = text.reading(layer, "F2").module
+                found[module] = replace(found.get(module, Edit()), hidden=hidden)
+        return found
+
+    def _hidden(self, job: Job) -> Tensor:
+        """Every word of a text but the phrase, [T, N]; texts that others are compared with keep theirs."""
         inputs = self.pairs.inputs
+        if inputs.texts is None or job.phrase is None:
+            raise InputError("prompt='in_place': there is no text, or no phrase of it")
+        rows = next(iter(inputs.texts.tensors.values()))
+        hidden = torch.zeros(rows.shape, dtype=torch.bool, device=rows.device)
+        for text in dict.fromkeys(inputs.text_of):
+            layout = inputs.texts.layouts[text]
+            kept = layout.tokens_of(find_phrase(layout, job.phrase, job.occurrence))
+            others = [i for i, flag in enumerate(layout.special) if not flag and i not in kept]
+            hidden[text, others] = True
+        return hidden
+
+    def _selections(self, job: Job) -> list[Selection]:
+        inputs, texts, recipe = self.pairs.inputs, self.pairs.inputs.texts, job.recipe
+        pairs = range(len(inputs.image_of))
+        if recipe.of_text:
+            if texts is None or not texts.pooled:
+                raise InputError("stream='text': this model has no text tower, or was given no text")
+            count = next(iter(texts.tensors.values())).shape[1]
+            return [select_words(recipe, texts.layouts[k], texts.pooled[k], count) for k in inputs.text_of]
         tokens = ImageTokens(self.adapter.prefix, self._grid(job))
-        layouts = inputs.texts.layouts if inputs.texts else (None,) * len(inputs.image_of)
-        return [select(job.recipe, layout, tokens, job.phrase, job.occurrence) for layout in layouts]
+        layouts = [texts.layouts[inputs.text_of[pair]] if texts else None for pair in pairs]
+        learned = self.adapter.anatomy.stream(recipe.stream).queries
+        return [select(recipe, each, tokens, job.phrase, job.occurrence, learned=learned) for each in layouts]
 
     def _grid(self, job: Job) -> tuple[int, int]:
         """The grid of the blocks that a recipe reads."""
         return self.adapter.grid(job.recipe.stream, job.layers[0], self.pairs.inputs.images)
 
+    def _check_tokens(self, job: Job, found: Capture) -> None:
+        """Refuse tokens that are not the prefix and the grid."""
+        if job.recipe.of_text or (job.taps[0] in found.windows and job.recipe.site in ATTENTION_SITES):
+            return
+        tap = job.pooler_tap or job.taps[0]
+        axis = -1 if tap.site in ATTENTION_SITES else -2
+        check_grid(found.activations[tap].shape[axis], len(self.adapter.prefix), self._grid(job))
+
     def _one(self, job: Job, seen: Seen, pair: int, selection: Selection) -> Explanation:
-        inputs, found, grid = self.pairs.inputs, seen.found, self._grid(job)
-        attention = job.recipe.site in ATTENTION_SITES
-        if not (attention and job.taps[0] in found.windows):
-            check_grid(found.activations[job.taps[0]].shape[-1 if attention else 1], len(self.adapter.prefix), grid)
+        inputs, found, grid = self.pairs.inputs, seen.found, selection.grid
+        self._check_tokens(job, found)
         made = self._maps(job, found, pair, selection)
         raw = made.values.reshape(-1, *grid).cpu().numpy()
         image = inputs.image_of[pair]
         picture, image_record = self.pairs.images[image]
         cut = found.windows.get(job.taps[0])
-        own = {
+        own: dict[str, Any] = {
             "class": seen.classes[pair],
             "asked": questions(job, found, selection),
-            "modules": [self._names(job.recipe.stream)[layer] for layer in job.layers],
+            "modules": self._modules(job),
             "windows": None if cut is None else {"size": list(cut.window), "shift": list(cut.shift)},
+            "against": self._against(job, pair),
+            "apart": dict(made.apart),
+            "pooled": self._pooled(pair),
         }
+        if job.recipe.prompt != "whole":
+            own["span"] = self._span(job, pair)
         return Explanation(
             tokens=raw[0],
             recipe=job.recipe,
             provenance={
                 "schema": SCHEMA,
                 "image": image_record,
-                "text": text_record(inputs.texts.layouts[pair]) if inputs.texts else None,
+                "text": self._text(pair),
                 "model": dict(seen.model),
                 "run": run_record(self.adapter, job, found, pair, selection, grid) | own,
                 "versions": dict(versions(self.adapter.library)),
@@ -182,17 +245,60 @@ class Making:
             attachments=self.pairs.attachments[image],
         )
 
+    def _text(self, pair: int) -> dict[str, Any] | None:
+        """The text that the model read, and for a phrase the text that it is of."""
+        inputs = self.pairs.inputs
+        if inputs.texts is None:
+            return None
+        whole = {"whole": self.wholes[pair]} if self.wholes else {}
+        return text_record(inputs.texts.layouts[inputs.text_of[pair]]) | whole
+
+    def _span(self, job: Job, pair: int) -> list[int]:
+        """Where the phrase that is encoded stands in the text."""
+        inputs = self.pairs.inputs
+        if job.phrase is None or inputs.texts is None:
+            raise InputError(f"prompt={job.recipe.prompt!r}: there is no text, or no phrase of it")
+        text = self.wholes[pair] if self.wholes else inputs.texts.layouts[inputs.text_of[pair]].text
+        return list(find_span(text, job.phrase, job.occurrence))
+
+    def _modules(self, job: Job) -> list[str]:
+        names = self._names(job.recipe.stream)
+        return [names[0]] if job.target.pooler else [names[layer] for layer in job.layers]
+
+    def _against(self, job: Job, pair: int) -> list[str]:
+        """The texts that the target compares the pair's own with."""
+        kind = self.adapter.heads.get(job.recipe.target)
+        if kind is None or not (compares(kind, job.recipe.scale) or job.recipe.weighting == "surgery"):
+            return []
+        return self.pairs.others(pair)
+
+    def _pooled(self, pair: int) -> dict[str, Any] | None:
+        """From which position the text tower read the pair's text."""
+        inputs = self.pairs.inputs
+        if inputs.texts is None or not inputs.texts.pooled:
+            return None
+        text = inputs.text_of[pair]
+        position, pieces = inputs.texts.pooled[text], inputs.texts.layouts[text].pieces
+        return {"position": position, "piece": pieces[position] if position < len(pieces) else None}
+
     def _maps(self, job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
         answers, inputs = None, self.pairs.inputs
         if job.recipe.asks:
             batch, progress = self.asking.batch, self.asking.progress
             answers = ask(self.adapter, inputs, job, found, pair, selection, batch=batch, progress=progress)
+        if job.recipe.weighting in COMPARING and self.pairs.compared is not None:
+            taking = self.pairs.compared[pair]
+            answers = compared(self.adapter, inputs, job, found, pair, selection, taking)
         try:
             return token_maps(job, found, pair, selection, answers)
         except NoGradientError as error:
             if self.empty == "keep":
                 return nothing(selection)
             raise NoGradientError(f"{error}; {where_alive(self.adapter, inputs, job, pair)}") from None
+
+
+def _zeros(output: Tensor) -> Tensor:
+    return output.new_zeros(len(output))
 
 
 def _word_maps(selection: Selection, raw: Any, made: TokenMaps) -> tuple[WordMap, ...]:

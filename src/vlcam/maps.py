@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from vlcam.choices import COMPARING
 from vlcam.errors import RecipeError
 from vlcam.recipe import Recipe
 
@@ -20,6 +21,7 @@ __all__ = [
     "head_channels",
     "head_shares",
     "head_weights",
+    "key_similarity",
     "merge_layers",
     "normalised",
     "propagated",
@@ -50,6 +52,7 @@ def channel_map(
     pool: Sequence[int],
     cells: Sequence[int],
     answers: Tensor | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Weight the channels of token features: float32 [B, cells] from [B, N, C].
 
@@ -66,6 +69,9 @@ def channel_map(
       IJCNN 2020). Its sign is arbitrary; here the cell of largest magnitude is positive.
     - `scorecam`, `ablationcam`: M[j] = sum over c of w[c] A[j,c], w the answers of the model; `reciprocam`: M[j] is the
       answer for cell j. See `vlcam.asking.ask`.
+    - `value*gradient`, `value*gradient*similarity`: M[j] = sum over c of G[i,c] v[j,c], times l[j]: i the token that is
+      read, G the gradient of what the heads make of their values v, l the key similarity (Zhao et al., ICML 2024).
+    - `similarity`, `surgery`: M[j] is the answer for cell j; see `vlcam.comparing.compared`.
     - `none`: M[j] = mean over c of A[j,c].
 
     Args:
@@ -74,10 +80,11 @@ def channel_map(
         gradient: G; None for a weighting that takes none.
         pool: tokens over which channel weights are pooled.
         cells: tokens that are the map's cells.
-        answers: what the model gave when it was asked again, for the weightings that ask.
+        answers: what the model gave when it was asked again, for the weightings that ask or compare.
+        shares: l [B, cells], for a weighting that takes it.
     """
     features = features.float()
-    own = taken(features, cells, 1)
+    own = taken(features, cells, 1) if recipe.weighting not in COMPARING else features
     if not recipe.needs_gradient:
         values = _without_gradient(recipe, own, answers)
         return values.relu() if recipe.relu == "map" else values
@@ -87,6 +94,7 @@ def channel_map(
     if recipe.weighting in _POOLED:
         weights = _POOLED[recipe.weighting](recipe, taken(features, pool, 1), taken(gradient, pool, 1))
         values = torch.einsum("bc,bnc->bn", weights, own)
+        values = values if shares is None else values * shares
     else:
         values = _ELEMENTS[recipe.weighting](own, taken(gradient, cells, 1))
     return values.relu() if recipe.relu == "map" else values
@@ -98,7 +106,7 @@ def _without_gradient(recipe: Recipe, own: Tensor, answers: Tensor | None) -> Te
     if recipe.weighting == "none":
         return own.mean(-1)
     answers = _needed(recipe, answers, "the answers of the model").to(own)
-    return answers if recipe.weighting == "reciprocam" else torch.einsum("bc,bnc->bn", answers, own)
+    return answers if recipe.weighting in ("reciprocam", *COMPARING) else torch.einsum("bc,bnc->bn", answers, own)
 
 
 def _mean_gradient(_: Recipe, __: Tensor, gradient: Tensor) -> Tensor:
@@ -127,6 +135,8 @@ _POOLED: dict[str, Callable[[Recipe, Tensor, Tensor], Tensor]] = {
     "gradcam": _mean_gradient,
     "gradcam++": _plus_plus,
     "xgradcam": _conserving,
+    "value*gradient": _mean_gradient,
+    "value*gradient*similarity": _mean_gradient,
 }
 _ELEMENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "layercam": lambda features, gradient: (gradient.relu() * features).sum(-1),
@@ -228,6 +238,18 @@ def head_channels(attention: Tensor, rows: Sequence[int]) -> Tensor:
     return taken(attention.float(), rows, 2).mean(2).transpose(1, 2)
 
 
+def key_similarity(queries: Tensor, keys: Tensor, row: int, over: Sequence[int]) -> Tensor:
+    """How similar each token's key is to the query of one token, [B, N], from [B, H, N, d] each.
+
+    The cosine of all heads' channels side by side, scaled to 0..1 over the tokens `over` (Zhao et al., ICML 2024).
+    """
+    joined = [each.float().transpose(1, 2).flatten(2) for each in (queries, keys)]
+    cosines = torch.nn.functional.cosine_similarity(joined[0][:, row : row + 1], joined[1], dim=-1)
+    chosen = taken(cosines, over, 1)
+    low, high = chosen.amin(1, keepdim=True), chosen.amax(1, keepdim=True)
+    return torch.where(high > low, (cosines - low) / (high - low), torch.ones_like(cosines))
+
+
 def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor, *, protect: bool = True) -> Tensor:
     """Carry rows through the blocks' attention: [B, R, K] from matrices [B, N, N], first block first, and rows [R, N].
 
@@ -316,12 +338,15 @@ def merge_layers(recipe: Recipe, maps: Sequence[Tensor]) -> Tensor:
 
 
 def normalised(recipe: Recipe, values: Tensor) -> Tensor:
-    """Scale one map: `minmax` to 0..1, `max` to a largest magnitude of 1, `none` as it is; a constant map gives zeros.
+    """Scale one map: `minmax` to 0..1, `max` to a largest magnitude of 1, `sum` to magnitudes that add up to 1.
 
-    NaN-free by construction: nothing is divided by a range of zero.
+    With `none` it stays as it is. A constant map gives zeros with `minmax`: nothing is divided by a range of zero.
     """
     if recipe.normalize == "none":
         return values
+    if recipe.normalize == "sum":
+        total = values.abs().sum()
+        return values / total if total > 0 else torch.zeros_like(values)
     if recipe.normalize == "max":
         peak = values.abs().amax()
         return values / peak if peak > 0 else torch.zeros_like(values)

@@ -30,18 +30,37 @@ class Pairs:
         images: for each image, the picture for people and its record.
         attachments: for each image, what may travel in a file.
         many: whether the user gave a list, and gets one back.
+        compared: which texts each pair's own is compared with, [P, T], itself among them; None for a model without
+            texts.
     """
 
     inputs: Inputs
     images: tuple[tuple[Image.Image, dict[str, Any]], ...]
     attachments: tuple[Attachments, ...]
     many: bool
+    compared: Tensor | None = None
+
+    def others(self, pair: int) -> list[str]:
+        """The texts that a pair's own is compared with, without itself."""
+        inputs = self.inputs
+        if inputs.texts is None or self.compared is None:
+            return []
+        layouts, own = inputs.texts.layouts, inputs.text_of[pair]
+        return [layouts[k].text for k, taken in enumerate(self.compared[pair].tolist()) if taken and k != own]
 
 
-def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, classes: int | None = None, strict: bool = False) -> Pairs:
+def pair_up(
+    adapter: ModelAdapter,
+    image: Any,
+    text: Any,
+    *,
+    classes: int | None = None,
+    against: Sequence[str] | str | None = None,
+    strict: bool = False,
+) -> Pairs:
     """Pair images with questions: one with one, one with many, many with one, or n with n in order.
 
-    The questions are texts, or classes for a model that takes no text.
+    The questions are texts, or classes for a model that takes no text. Each distinct text is encoded once.
 
     Args:
         adapter: prepares both for its model.
@@ -50,6 +69,7 @@ def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, classes: int | None
             `input_ids`.
         text: a string, a list of strings; None where the mapping has `input_ids`, and for a model that takes none.
         classes: how many classes a list of them names; None where there was no list.
+        against: other texts, which each pair's own is compared with; None for all texts of the call.
         strict: whether text beyond the model's limit is an error.
 
     Raises:
@@ -60,20 +80,37 @@ def pair_up(adapter: ModelAdapter, image: Any, text: Any, *, classes: int | None
         image, ids, mask = _from_mapping(image, text, with_text=adapter.takes_text)
     images, pictures, attachments, many = _images(adapter, image)
     if not adapter.takes_text:
-        if text is not None:
-            raise InputError(f"text={text!r}: this model takes no text; name a class instead, target=...")
+        if text is not None or against is not None:
+            given = f"text={text!r}" if text is not None else f"against={against!r}"
+            raise InputError(f"{given}: this model takes no text; name a class instead, target=...")
         image_of = _image_of(len(pictures), 1 if classes is None else classes, "classes")
         return Pairs(Inputs(images, None, image_of), tuple(pictures), tuple(attachments), many or classes is not None)
-    if ids is not None:
-        texts, many = adapter.accept_ids(ids, mask), True
+    if ids is None:
+        texts, own, others, several = _texts(adapter, text, against)
+    elif against is None:
+        texts = adapter.accept_ids(ids, mask)
+        own, others, several = tuple(range(len(texts.layouts))), (), True
     else:
-        given, several = _strings(text)
-        many = many or several
-        count = len(pictures) if len(given) == 1 else len(given)
-        texts = adapter.prepare_texts(given * count if len(given) == 1 else given)
-    image_of = _image_of(len(pictures), len(texts.layouts), "texts")
+        raise InputError("against=...: the batch has its texts as ids; put the others among them, or give strings")
+    image_of = _image_of(len(pictures), len(own), "texts")
+    text_of = own * len(image_of) if len(own) == 1 else own
     _check_cut(texts, strict=strict)
-    return Pairs(Inputs(images, texts, image_of), tuple(pictures), tuple(attachments), many)
+    compared = torch.zeros(len(image_of), len(texts.layouts), dtype=torch.bool, device="cpu")
+    compared[:, list(others or range(len(texts.layouts)))] = True
+    compared[range(len(text_of)), list(text_of)] = True
+    inputs = Inputs(images, texts, image_of, text_of)
+    return Pairs(inputs, tuple(pictures), tuple(attachments), many or several, compared)
+
+
+def _texts(
+    adapter: ModelAdapter, text: Any, against: Sequence[str] | str | None
+) -> tuple[PreparedTexts, tuple[int, ...], tuple[int, ...], bool]:
+    """Each distinct text once, which of them are asked for and which compared with, and whether a list was given."""
+    strings, several = _strings(text)
+    others = [] if against is None else _strings(against, blank=True)[0]
+    distinct = list(dict.fromkeys([*strings, *others]))
+    texts = adapter.prepare_texts(distinct)
+    return texts, tuple(map(distinct.index, strings)), tuple(map(distinct.index, others)), several
 
 
 def _from_mapping(batch: Any, text: Any, *, with_text: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -149,7 +186,7 @@ def _image_record(source: SourceImage, steps: Sequence[dict[str, Any]]) -> dict[
     }
 
 
-def _strings(text: Any) -> tuple[list[str], bool]:
+def _strings(text: Any, *, blank: bool = False) -> tuple[list[str], bool]:
     many = isinstance(text, (list, tuple))
     given = list(text) if many else [text]
     if not given:
@@ -157,7 +194,7 @@ def _strings(text: Any) -> tuple[list[str], bool]:
     for item in given:
         if not isinstance(item, str):
             raise InputError(f"a text of type {type(item).__name__}: give a string, or a list of strings")
-        if not item.strip():
+        if not item.strip() and not blank:
             raise InputError(f"the text is empty ({item!r}); give at least one word")
     return given, many
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import INPUT, SCORES, VALUES, StreamAnatomy, Tap
+from vlcam.anatomy import HANDED, INPUT, KEYS, QUERIES, SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.catalogue import named
-from vlcam.choices import FLOWS, SCALES
+from vlcam.choices import CONTRASTIVE, FLOWS, OF_VALUES, SCALES
 from vlcam.errors import RecipeError
+from vlcam.readers import READERS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.targets import Custom, Region, Target, resolve
 
@@ -39,34 +40,64 @@ class Job:
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """The recipe's site, a tap per layer."""
-        return tuple(Tap(self.recipe.stream, layer, self.recipe.site) for layer in self.layers)
+        """What is weighted, a tap per layer: the recipe's site, or the values that its heads mix."""
+        of_values = self.recipe.weighting in OF_VALUES or self.recipe.attention == "values"
+        return self._at(VALUES if of_values else self.recipe.site)
 
     @property
     def gradient_taps(self) -> tuple[Tap, ...]:
         """Whose gradient goes with each of `taps`."""
-        order = self.layers[::-1] if "mirrored_layers" in self.recipe.departures else self.layers
-        site = SCORES if "scores_gradient" in self.recipe.departures else self.recipe.site
-        return tuple(Tap(self.recipe.stream, layer, site) for layer in order)
+        found = self._at(SCORES if "scores_gradient" in self.recipe.departures else self.recipe.site)
+        return found[::-1] if "mirrored_layers" in self.recipe.departures else found
 
     @property
     def score_taps(self) -> tuple[Tap, ...]:
         """What the softmax takes at each of `taps`, for a recipe that reads it."""
-        if self.recipe.weighting != "sigmoid*gradient":
-            return ()
-        return tuple(Tap(self.recipe.stream, layer, SCORES) for layer in self.layers)
+        return self._at(SCORES) if self.recipe.weighting == "sigmoid*gradient" else ()
 
     @property
-    def norm_taps(self) -> tuple[Tap, ...]:
-        """The values and the input of each block, for a recipe that weights tokens by them."""
+    def norm_taps(self) -> tuple[tuple[Tap, Tap], ...]:
+        """What each block's tokens hand on, and its input, for a recipe that weights tokens by them."""
         if self.recipe.layer_rule != "tokenwise":
             return ()
-        return tuple(Tap(self.recipe.stream, layer, site) for layer in self.layers for site in (VALUES, INPUT))
+        return tuple(zip(self._at(HANDED), self._at(INPUT), strict=True))
+
+    @property
+    def key_taps(self) -> tuple[tuple[Tap, Tap], ...]:
+        """Queries and keys of each block, for a recipe that compares them."""
+        if self.recipe.weighting != "value*gradient*similarity":
+            return ()
+        return tuple(zip(self._at(QUERIES), self._at(KEYS), strict=True))
+
+    @property
+    def pooler_tap(self) -> Tap | None:
+        """The pooler's attention, for a recipe that carries slots on to the patches."""
+        return Tap("pooler", 0, "CROSS") if self.recipe.compose == "pooler" else None
 
     @property
     def read(self) -> tuple[Tap, ...]:
         """Everything that a pass must tap."""
-        return tuple(dict.fromkeys((*self.taps, *self.gradient_taps, *self.score_taps, *self.norm_taps)))
+        found = [*self.taps, *self.gradient_taps] if self.recipe.needs_gradient else [*self.taps]
+        found += self.score_taps
+        if self.norm_taps:
+            found += [*self._at(VALUES), *self._at(INPUT)]
+        found += [tap for pair in self.key_taps for tap in pair]
+        if self.recipe.attention == "values":
+            found.append(Tap(self.recipe.stream, self.layers[0], INPUT))
+        if self.pooler_tap is not None:
+            found.append(self.pooler_tap)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def edited(self) -> tuple[str, int] | None:
+        """From which block of which stream on attention is computed otherwise than in the model, if it is."""
+        if self.recipe.attention not in ("one_head", "identity"):
+            return None
+        behind = self.recipe.site == "F6" and self.recipe.attention == "one_head"
+        return self.recipe.stream, self.layers[0] + behind
+
+    def _at(self, site: str) -> tuple[Tap, ...]:
+        return tuple(Tap(self.recipe.stream, layer, site) for layer in self.layers)
 
 
 def plan(
@@ -98,11 +129,11 @@ def plan(
     """
     if isinstance(recipe, str):
         entry = named(recipe)
-        blocks = adapter.anatomy.stream(changes.get("stream", entry.recipe.stream)).blocks
+        blocks = _blocks(adapter, changes.get("stream", entry.recipe.stream), entry.recipe.gradient_path).blocks
         chosen, fitted = entry.fitted(len(blocks), adapter)
     else:
         chosen, fitted = recipe, dict.fromkeys(("layers", "target", "tokens"), "as given")
-    wanted = {**changes, **_scale(chosen, changes)}
+    wanted = {**changes, **_scale(chosen, changes, adapter.heads)}
     fitted |= {field: "as given" for field in fitted if field in wanted}
     if {"queries", "gradient_tokens"} & set(wanted):
         fitted["tokens"] = "as given"
@@ -112,19 +143,42 @@ def plan(
         raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
     if any(getattr(chosen, field, None) != value for field, value in wanted.items()):
         chosen = chosen.replace(**wanted)
-    if chosen.queries == "phrase" and phrase is None:
-        raise RecipeError("queries='phrase': say which words, phrase='...'")
+    if phrase is None and (chosen.queries == "phrase" or chosen.prompt != "whole"):
+        field = "queries" if chosen.queries == "phrase" else "prompt"
+        raise RecipeError(f"{field}={getattr(chosen, field)!r}: say which words, phrase='...'")
     stream = adapter.anatomy.stream(chosen.stream)
-    layers = stream.indices(chosen.layers)
+    layers = _blocks(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
     _check_windows(chosen, stream, adapter.prefix)
-    _check_stages(chosen, stream, layers)
+    if chosen.attention == "one_head" and adapter.attention in ("eager", "explicit"):
+        raise RecipeError(
+            f"attention='one_head': this model's attention is {adapter.attention}, so that its heads cannot be joined; "
+            "load it with fused attention (attn_implementation='sdpa'), or take attention='own'"
+        )
+    _check_stages(chosen, stream, () if target.pooler else layers)
+    _check_slots(chosen, stream)
     if target.path == "block" and not adapter.reads_blocks:
         raise RecipeError(
             f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
             "tokens of a block; use gradient_path='full'"
         )
     return Job(chosen, layers, fitted, target, phrase, occurrence)
+
+
+def _blocks(adapter: ModelAdapter, stream: str, path: str) -> StreamAnatomy:
+    """The stream whose blocks a recipe's `layers` count: a pooler that reads each block's output counts those."""
+    return adapter.anatomy.stream("vision" if (stream, path) == ("pooler", "block") else stream)
+
+
+def _check_slots(chosen: Recipe, stream: StreamAnatomy) -> None:
+    if stream.slots and chosen.site in ("CROSS", "CONTEXT") and chosen.compose == "none":
+        instead = "; compose='pooler' carries them on to the patches" if chosen.site == "CROSS" else ""
+        raise RecipeError(
+            f"site={chosen.site!r}: {stream.name} of this model looks at {stream.slots}, which have no place on the "
+            f"image{instead}"
+        )
+    if not stream.slots and chosen.compose == "pooler":
+        raise RecipeError("compose='pooler': this model's cross-attention looks at the image tokens themselves")
 
 
 def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) -> None:
@@ -158,18 +212,23 @@ def _check_windows(chosen: Recipe, stream: StreamAnatomy, prefix: Sequence[str])
         )
 
 
-def _scale(chosen: Recipe, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _scale(chosen: Recipe, wanted: Mapping[str, Any], heads: Mapping[str, HeadKind]) -> dict[str, Any]:
     """The plain scale of another target in place of the recipe's plain one; a scale with a meaning of its own stays."""
-    scales = SCALES.get(wanted.get("target", chosen.target), ())
+    target = wanted.get("target", chosen.target)
+    scales = tuple(READERS[heads[target]]) if target in heads else SCALES.get(target, ())
     plain = chosen.scale in ("logit", "cosine", "raw")
     return {"scale": scales[0]} if "scale" not in wanted and scales and plain and chosen.scale not in scales else {}
 
 
 def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict[str, Any]:
+    """How a phrase is asked for: by its rows in cross-attention, or by the text that is encoded."""
+    if chosen.site != "CROSS" and wanted.get("target", chosen.target) in CONTRASTIVE:
+        asked = wanted.get("prompt", chosen.prompt)
+        return {"prompt": "phrase" if asked == "whole" else asked}
     if chosen.queries not in ("all", "phrase"):
         raise RecipeError(
             f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "
-            "(site='CROSS', queries='all' or 'phrase') can be read for one phrase"
+            "(site='CROSS', queries='all' or 'phrase'), and those of a contrastive score, can be read for one phrase"
         )
     if wanted.get("queries", "phrase") != "phrase":
         raise RecipeError(f"phrase={phrase!r} and queries={wanted['queries']!r}: give one of them")
@@ -181,11 +240,12 @@ def in_passes(jobs: Sequence[Job]) -> list[list[int]]:
 
     A map that takes no gradient joins a pass that runs for another reason.
     """
-    passes: dict[tuple[str, str], list[int]] = {}
+    passes: dict[tuple[Any, ...], list[int]] = {}
     for index, job in sorted(enumerate(jobs), key=lambda item: not item[1].target.differentiate):
         own = job.target.path if job.target.path in ("direct", "integrated") else "full"
-        key = (job.target.head, own)
+        form = (job.recipe.attention if job.edited else None, job.edited, job.recipe.prompt)
+        key = (job.target.head, form, "pooler" if job.target.pooler else own)
         if not job.target.differentiate:
-            key = next((other for other in passes if other[0] == job.target.head), key)
+            key = next((other for other in passes if other[:2] == key[:2] and other[2] != "pooler"), key)
         passes.setdefault(key, []).append(index)
     return list(passes.values())

@@ -39,6 +39,8 @@ def figure(explanation: Explanation) -> Figure:
     Raises:
         InputError: matplotlib is not installed.
     """
+    if explanation.recipe.of_text:
+        return _text_figure(explanation)
     tiles = _tiles(explanation)
     rows = -(-(len(tiles) + 1) // _COLUMNS)
     columns = min(_COLUMNS, len(tiles) + 1)
@@ -58,6 +60,17 @@ def figure(explanation: Explanation) -> Figure:
     bar = made.colorbar(colours, ax=list(axes), shrink=0.8, pad=0.01)
     bar.ax.tick_params(labelsize=7)
     bar.set_label("raw map value, one scale for all", **PLAIN, fontsize=8)
+    made.suptitle(_title(explanation), **PLAIN, fontsize=9, x=0.01, ha="left")
+    return made
+
+
+def _text_figure(explanation: Explanation) -> Figure:
+    """The image, and under it the text with every word in the colour of its score."""
+    made = canvas(7, 5)
+    above, below = made.subplots(2, 1, height_ratios=[3, 2])
+    for ax, picture in ((above, explanation.picture()), (below, explanation.overlay())):
+        ax.set_axis_off()
+        ax.imshow(picture)
     made.suptitle(_title(explanation), **PLAIN, fontsize=9, x=0.01, ha="left")
     return made
 

@@ -29,6 +29,8 @@ def where_alive(adapter: ModelAdapter, inputs: Inputs, job: Job, pair: int) -> s
         job: the recipe on this model.
         pair: the pair whose gradient is zero.
     """
+    if job.edited or job.target.pooler or job.recipe.of_text or job.recipe.compose != "none":
+        return f"choose other layers, or another site, than {job.recipe.site} of blocks {list(job.layers)}"
     stream = adapter.anatomy.stream(job.recipe.stream)
     found = _everything(adapter, inputs, job, stream)
     layers = [layer for layer in range(len(stream.blocks)) if _alive(adapter, inputs, found, pair, job, layers=layer)]
@@ -100,7 +102,7 @@ def _alive(
     try:
         recipe = job.recipe.replace(**changes, **tokens or {})
         changed = replace(job, recipe=recipe, layers=job.layers if layers is None else (layers,))
-        layout = inputs.texts.layouts[pair] if inputs.texts else None
+        layout = inputs.texts.layouts[inputs.text_of[pair]] if inputs.texts else None
         image_tokens = ImageTokens(adapter.prefix, adapter.grid(recipe.stream, changed.layers[0], inputs.images))
         token_maps(changed, found, pair, select(recipe, layout, image_tokens, job.phrase, job.occurrence))
     except (EvidenceError, RecipeError, KeyError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
 import torch
@@ -146,5 +146,11 @@ def versions(library: str = "") -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed as a package"
+            found[package] = _version_by_import(package)
     return found
+
+
+def _version_by_import(module: str) -> str:
+    """The version of a package that is installed under another name than it is imported by."""
+    names = packages_distributions().get(module, ())
+    return version(names[0]) if names else "not installed as a package"

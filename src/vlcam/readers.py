@@ -13,8 +13,10 @@ from vlcam.errors import EvidenceError, RecipeError, UnknownNameError, listing
 
 __all__ = [
     "OF_CLASSES",
+    "OF_TEXTS",
     "READERS",
     "HeadKind",
+    "compares",
     "explained_classes",
     "reading",
     "region_weights",
@@ -22,11 +24,14 @@ __all__ = [
     "scored",
 ]
 
-HeadKind = Literal["binary", "cosine", "classes", "pixels"]
+HeadKind = Literal["binary", "cosine", "prompts", "sigmoid", "tokens", "classes", "pixels"]
 """What a head returns for P pairs.
 
-`binary`: logits [P, 2] of (no match, match). `cosine`: values [P] in -1..1. `classes`: logits [P, C], of which one is
-explained. `pixels`: logits [P, C, h, w] at places of the model's input, of which one class is explained over a region.
+`binary`: logits [P, 2] of (no match, match). `cosine`: values [P] in -1..1. `prompts`: cosine and logit of the pair's
+image with each of T texts, [P, T, 2], whose logits a softmax compares; `sigmoid`: the same, where each logit stands for
+itself. `tokens`: log-probabilities [P, N] of each token of a text after those before it, 0 where there is none.
+`classes`: logits [P, C], of which one is explained. `pixels`: logits [P, C, h, w] at places of the model's input, of
+which one class is explained over a region.
 """
 
 _NEIGHBOURS = 3
@@ -76,6 +81,18 @@ def _finer(logits: Tensor, classes: Tensor) -> Tensor:
     return (weights * (own - logits.gather(1, nearest))).sum(1) / (weights.sum(1) + 1e-9)
 
 
+def _scored_texts(output: Tensor) -> Tensor:
+    """The logits [P, T] of cosines and logits [P, T, 2]; texts that take no part in the comparison have -inf."""
+    return output[..., 1]
+
+
+def _difference(output: Tensor, own: Tensor) -> Tensor:
+    """The pair's cosine less the mean cosine of the other texts that take part."""
+    cosines = output[..., 0]
+    others = output[..., 1].detach().isfinite().scatter(1, own[:, None], value=False)
+    return _own(cosines, own) - cosines.where(others, 0).sum(1) / others.sum(1)
+
+
 READERS: dict[HeadKind, dict[str, Reader]] = {
     "binary": {
         "logit": lambda logits, _: logits[:, 1],
@@ -85,6 +102,16 @@ READERS: dict[HeadKind, dict[str, Reader]] = {
         "margin": _match_margin,
     },
     "cosine": {"cosine": lambda values, _: values},
+    "prompts": {
+        "cosine": lambda output, own: _own(output[..., 0], own),
+        "logit": lambda output, own: _own(_scored_texts(output), own),
+        "probability": lambda output, own: logsigmoid(_log_odds(_scored_texts(output), own)).exp(),
+        "log-probability": lambda output, own: logsigmoid(_log_odds(_scored_texts(output), own)),
+        "margin": lambda output, own: _class_margin(_scored_texts(output), own),
+        "difference": _difference,
+        "finer": lambda output, own: _finer(_scored_texts(output), own),
+    },
+    "tokens": {"log-probability": lambda output, _: output.sum(1)},
     "classes": {
         "logit": _own,
         "probability": lambda logits, classes: logsigmoid(_log_odds(logits, classes)).exp(),
@@ -93,6 +120,11 @@ READERS: dict[HeadKind, dict[str, Reader]] = {
         "finer": _finer,
     },
 }
+READERS["sigmoid"] = READERS["prompts"] | {
+    # Each pair by itself, as the model was trained.
+    "probability": lambda output, own: _own(_scored_texts(output), own).sigmoid(),
+    "log-probability": lambda output, own: logsigmoid(_own(_scored_texts(output), own)),
+}
 # At every place, [P, h, w]: the region is summed over afterwards.
 READERS["pixels"] = {
     "logit": lambda logits, classes: _at(logits, classes),
@@ -100,6 +132,7 @@ READERS["pixels"] = {
     "log-probability": lambda logits, classes: _at(_log_shares(logits), classes),
 }
 OF_CLASSES = ("classes", "pixels")
+OF_TEXTS = ("prompts", "sigmoid")
 _NO_SCORE = ("finer",)
 """Scales that a target can have, and that nobody reads as a score of the model."""
 
@@ -172,16 +205,34 @@ def reading(
     """One reader for the classes of all pairs, over a region where the head tells classes of pixels."""
 
     def read(output: Tensor) -> Tensor:
+        exact = _at_least_float32(output)
+        if kind in OF_TEXTS:
+            named = list(classes) * (len(output) if len(classes) == 1 else 1)
+            chosen = torch.tensor(named, device=output.device)
+            exact = exact if weights is None else _taking_part(exact, weights.to(output.device))
+            return reader(exact, chosen)
         chosen = explained_classes(output, classes) if kind in OF_CLASSES else torch.empty(0)
-        values = reader(_at_least_float32(output), chosen)
+        values = reader(exact, chosen)
         return values if kind != "pixels" else (values * region_weights(output, chosen, weights)).sum((1, 2))
 
     return read
 
 
-def scored(kind: HeadKind) -> Iterator[str]:
-    """The scales of a kind that people read as scores."""
-    return (scale for scale in READERS[kind] if scale not in _NO_SCORE)
+def _taking_part(output: Tensor, chosen: Tensor) -> Tensor:
+    """Cosines and logits [P, T, 2] with logits of -inf for texts that a pair is not compared with, [P, T]."""
+    return torch.stack((output[..., 0], output[..., 1].masked_fill(~chosen, -torch.inf)), -1)
+
+
+def compares(kind: HeadKind, scale: str) -> bool:
+    """Whether a scale of a kind compares a text with others, so that it takes two of them."""
+    alone = ("cosine", "logit", *(("probability", "log-probability") if kind == "sigmoid" else ()))
+    return kind in OF_TEXTS and scale not in alone
+
+
+def scored(kind: HeadKind, texts: int = 1) -> Iterator[str]:
+    """The scales of a kind that people read as scores; those that compare texts, where there are several."""
+    scales = (scale for scale in READERS[kind] if scale not in _NO_SCORE)
+    return (scale for scale in scales if texts > 1 or not compares(kind, scale))
 
 
 def _at_least_float32(output: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from vlcam.choices import (
     ATTENTION_SITES,
     GROUPS,
     WORDS,
+    Attention,
+    Compose,
     Departure,
     Excluded,
     GradientPath,
@@ -29,6 +31,7 @@ from vlcam.choices import (
     Layers,
     MapAxis,
     Normalize,
+    Prompt,
     Queries,
     Relu,
     Reshape,
@@ -59,21 +62,34 @@ class Recipe:
             (attention output after the projection), F3_HEADS (before it), F4 (LayerNorm before the FFN), F5 (FFN
             output), F6 (block output), CROSS (cross-attention probabilities), CONTEXT (image tokens that feed
             cross-attention).
-        stream: the stack of blocks that the site is in.
-        layers: block indices (negative ones count from the end), `last` or `all`.
+        stream: the stack of blocks that the site is in; with `text` the map is over the words.
+        layers: block indices (negative ones count from the end), `last` or `all`. For the stream `pooler` with
+            `gradient_path="block"`: the vision blocks whose outputs the pooler reads in turn.
+        attention: how blocks compute attention while the map is made. `own`: as in the model. `one_head`: from the
+            first block of `layers` on (site F6: behind it), one head of full width instead of several, whose score is
+            another (Grad-ECLIP's code). `identity`: the last block hands every token its own value (MaskCLIP).
+            `values`: beside the model's path, a second one on which attention of values with values of all `layers` is
+            added to the first one's input, without FFNs (CLIP Surgery).
         target: the scalar whose gradient is taken: a class, a class summed over pixels, image-text matching,
-            contrastive similarity, a callable, none.
-        scale: on which scale the target is read. `margin`: to the runner-up. `finer`: to the three classes whose
-            logits are nearest, weighted by their probabilities (Finer-CAM).
+            contrastive similarity, the same with the mean of the patches in place of the class token (CLIP-ES), a
+            caption, a callable, none.
+        scale: on which scale the target is read. `margin`: to the runner-up. `difference`: cosine less the mean cosine
+            of the other texts. `finer`: to the three classes or texts whose logits are nearest, weighted by their
+            probabilities (Finer-CAM).
+        prompt: for a contrastive target, which text is encoded: the `whole` one, the `phrase` alone, or the phrase
+            `in_place`, all other words of the text hidden from the text tower's attention.
         gradient_path: how the target depends on the tensor. `full`: as in the model. `direct`: through residual
             connections and FFNs only, the inputs of attention detached (AGCAM). `block`: each block is read at its
             own output, averaged over all tokens, by the model's final norm and head (LeGrad). `integrated`: the mean
             over 20 images from the mean colour to the image itself (integrated gradients). `none`: no gradient.
         gradient_tokens: over which tokens the gradient is pooled into channel or head weights. For attention: over
-            which keys of the chosen rows (`patches`), or over all rows and keys (`all`).
+            which keys of the chosen rows (`patches`), or over all rows and keys (`all`). `pooled`: the token from
+            which a text tower reads the text.
         queries: for attention, which query rows are averaged into the map; which key columns, if the map's cells
-            are queries.
+            are queries. `pooled` as above.
         map_axis: for attention, whether the map's cells are the `keys` (attention received) or the `queries`.
+        compose: for cross-attention on the slots of an attention pooler, `pooler`: columns are carried on to the
+            patches by the pooler's own attention in the same pass, mean over its heads.
         exclude: what takes no part. `cls`: the image's prefix tokens are no cells of the map. `registers`,
             `distillation`: these tokens are left out of `all` too. `special_text` (rows of [ENC], [CLS], [SEP]),
             `padding` (rows of padding).
@@ -85,8 +101,8 @@ class Recipe:
             attention through the blocks and weight it by the gradient at the last of them.
         discard: for `rollout`, the share of smallest entries of each block's matrix that is set to zero.
         departures: where published code departs from the formula, by name; see `docs/recipes.md`.
-        reshape: how tokens become a grid.
-        upsample: interpolation from the grid to pixels.
+        reshape: how tokens become a grid, or words.
+        upsample: interpolation from the grid to pixels; none for words.
         normalize: what is done to the token map before it becomes a heatmap.
 
     Raises:
@@ -98,12 +114,15 @@ class Recipe:
     site: Site
     stream: Stream
     layers: Layers
+    attention: Attention
     target: Target
     scale: Scale
+    prompt: Prompt
     gradient_path: GradientPath
     gradient_tokens: GradientTokens
     queries: Queries
     map_axis: MapAxis
+    compose: Compose
     exclude: tuple[Excluded, ...]
     weighting: Weighting
     relu: Relu
@@ -120,7 +139,7 @@ class Recipe:
         if not isinstance(self.name, str):
             raise RecipeError(f"name={self.name!r}: give text")
         object.__setattr__(self, "layers", _whole_numbers("layers", self.layers, ("last", "all")))
-        words = ("cls", "registers", "patches", "all", "phrase", "none")
+        words = ("cls", "registers", "patches", "pooled", "all", "phrase", "none")
         object.__setattr__(self, "queries", _whole_numbers("queries", self.queries, words))
         object.__setattr__(self, "exclude", _names("exclude", self.exclude, get_args(Excluded)))
         object.__setattr__(self, "departures", _names("departures", self.departures, get_args(Departure)))
@@ -142,6 +161,11 @@ class Recipe:
     def needs_gradient(self) -> bool:
         """Whether the map depends on the gradient of the target."""
         return takes_gradient(self.weighting)
+
+    @property
+    def of_text(self) -> bool:
+        """Whether the map is over the words of the text, and not over the image."""
+        return self.stream == "text"
 
     @property
     def asks(self) -> bool:
@@ -252,7 +276,7 @@ def values_of(field: str) -> tuple[Any, ...]:
     if field in WORDS:
         return WORDS[field]
     if field in Recipe.__dataclass_fields__:
-        return {"queries": ("cls", "registers", "patches", "all")}.get(field, ())
+        return {"queries": ("cls", "registers", "patches", "pooled", "all")}.get(field, ())
     raise RecipeError(f"a recipe has no field {field!r}; its fields: {', '.join(Recipe.__dataclass_fields__)}")
 
 
@@ -261,6 +285,9 @@ def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "gradient_path": "full" if takes_gradient(values.get("weighting", "")) else "none",
         "map_axis": "keys" if values.get("site") in ATTENTION_SITES else "none",
+        "attention": "own",
+        "prompt": "whole",
+        "compose": "none",
         "discard": 0.0,
         "departures": [],
     }
@@ -281,6 +308,7 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
     for _ in WORDS:  # one value may force the next
         draft = SimpleNamespace(**values | forced)
         draft.needs_gradient = takes_gradient(draft.weighting)
+        draft.of_text = draft.stream == "text"
         found = {
             field: known[0]
             for field, known, _ in constraints(cast("Recipe", draft))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlcam.choices import ATTENTION_SITES
@@ -12,7 +12,7 @@ from vlcam.recipe import Recipe
 from vlcam.text import Span, TextLayout, Word, find_phrase
 from vlcam.tokens import ImageTokens
 
-__all__ = ["Selection", "select"]
+__all__ = ["Selection", "select", "select_words"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,10 @@ class Selection:
         words: the words that get a map of their own; none where rows are not text.
         span: the phrase's characters, if a phrase was asked for.
         dropped: what never reaches the map and why, for the record.
-        grid: rows and columns of the cells.
+        grid: rows and columns of the cells that are shown.
+        shown: which cells are shown, for a map over words; None for all.
+        apart: for a map over words, the cells that are reported apart, by name.
+        similar: for key similarity, the tokens over which it is scaled to 0..1; None for the cells.
     """
 
     rows: Sequence[int]
@@ -37,6 +40,9 @@ class Selection:
     span: Span | None
     dropped: list[dict[str, Any]]
     grid: tuple[int, int]
+    shown: tuple[int, ...] | None = None
+    apart: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    similar: Sequence[int] | None = None
 
     @property
     def all_rows(self) -> tuple[Sequence[int], ...]:
@@ -44,8 +50,55 @@ class Selection:
         return (self.rows, *(word.tokens for word in self.words))
 
 
+def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) -> Selection:
+    """Find the tokens of a map over the words of a text.
+
+    Args:
+        recipe: names the query rows and the pooled tokens.
+        layout: the text.
+        pooled: the position that the text tower reads the text from.
+        count: how many positions the tower runs on, padding among them.
+
+    Raises:
+        RecipeError: an index that the text does not have, or no token is left.
+    """
+    real, place = range(len(layout.ids)), tuple(i for i, flag in enumerate(layout.special) if not flag)
+    if not place:
+        raise RecipeError(f"stream='text': no token of the text {layout.text!r} stands for a word")
+    apart: list[tuple[str, tuple[int, ...]]] = [
+        (layout.pieces[i], (i,)) for i, flag in enumerate(layout.special) if flag
+    ]
+    if pooled >= len(real):
+        apart.append(("pooled position", (pooled,)))
+    padding = tuple(i for i in range(len(real), count) if i != pooled)
+    apart += [("padding", padding)] if padding else []
+    named = {"pooled": (pooled,), "all": real}
+    rows: Sequence[int] = ()
+    if recipe.site in ATTENTION_SITES:
+        rows = _index_list(recipe, len(real)) or named[str(recipe.queries)]
+    pool: Sequence[int] = place if recipe.heads == "channels" else named.get(recipe.gradient_tokens, ())
+    return Selection(
+        rows=rows,
+        pool=pool,
+        cells=range(count),
+        words=(),
+        span=None,
+        dropped=[{"what": "text tokens", "tokens": [i for _, own in apart for i in own], "why": "reported apart"}],
+        grid=(1, len(place)),
+        shown=place,
+        apart=tuple(apart),
+        similar=range(count) if "padded_similarity" in recipe.departures else real,
+    )
+
+
 def select(
-    recipe: Recipe, layout: TextLayout | None, tokens: ImageTokens, phrase: str | None, occurrence: int | None
+    recipe: Recipe,
+    layout: TextLayout | None,
+    tokens: ImageTokens,
+    phrase: str | None,
+    occurrence: int | None,
+    *,
+    learned: int = 0,
 ) -> Selection:
     """Find the tokens.
 
@@ -55,6 +108,7 @@ def select(
         tokens: the image tokens.
         phrase: the phrase, for `queries='phrase'`.
         occurrence: which of several.
+        learned: how many learned queries a pooler has.
 
     Raises:
         RecipeError: an index that the text does not have, a token that the image does not have, or no row is left.
@@ -68,16 +122,37 @@ def select(
         pool: Sequence[int] = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
         return Selection((), pool, tokens.patches, (), None, dropped, tokens.grid)
     pool = tokens.patches if recipe.heads == "channels" else ()
+    if recipe.stream == "pooler":
+        slots: Sequence[int] = _index_list(recipe, learned) or range(learned)
+        return Selection(slots, pool, tokens.patches, (), None, dropped, tokens.grid)
     if recipe.site == "F2" or layout is None:
-        rows = _index_list(recipe, tokens.count) or tokens.chosen(str(recipe.queries), recipe.exclude)
+        rows = _image_rows(recipe, tokens)
         if recipe.weighting == "head_weights" and recipe.gradient_tokens == "all":
             pool = tokens.chosen("all", recipe.exclude)
-        if recipe.map_axis == "queries" and recipe.weighting == "attention" and len(set(rows)) == tokens.count:
-            raise RecipeError(
-                f"queries={recipe.queries!r} with map_axis='queries': rows of attention sum to 1 over all tokens, "
-                "so the map is constant; leave some tokens out"
-            )
         return Selection(rows, pool, tokens.patches, (), None, dropped, tokens.grid)
+    return _crossed(recipe, layout, tokens, pool, dropped, phrase, occurrence)
+
+
+def _image_rows(recipe: Recipe, tokens: ImageTokens) -> Sequence[int]:
+    rows = _index_list(recipe, tokens.count) or tokens.chosen(str(recipe.queries), recipe.exclude)
+    if recipe.map_axis == "queries" and recipe.weighting == "attention" and len(set(rows)) == tokens.count:
+        raise RecipeError(
+            f"queries={recipe.queries!r} with map_axis='queries': rows of attention sum to 1 over all tokens, "
+            "so the map is constant; leave some tokens out"
+        )
+    return rows
+
+
+def _crossed(
+    recipe: Recipe,
+    layout: TextLayout,
+    tokens: ImageTokens,
+    pool: Sequence[int],
+    dropped: list[dict[str, Any]],
+    phrase: str | None,
+    occurrence: int | None,
+) -> Selection:
+    """The rows of text that looks at the image."""
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
     special = [index for index, flag in enumerate(layout.special) if flag]
     if recipe.queries == "all" and "special_text" in recipe.exclude:
@@ -87,7 +162,14 @@ def select(
     hidden = [row for row in rows if row in special] if "special_text" in recipe.exclude else []
     if hidden:
         raise RecipeError(f"queries={recipe.queries!r}: rows {hidden} are special tokens, which exclude leaves out")
-    return Selection(rows, pool, tokens.patches, layout.words, span, dropped, tokens.grid)
+    words = layout.words
+    if recipe.target == "caption":  # a token is told by the row of the one before it
+        rows, words = tuple(row - 1 for row in rows if row), tuple(_before(word) for word in words)
+    return Selection(rows, pool, tokens.patches, words, span, dropped, tokens.grid)
+
+
+def _before(word: Word) -> Word:
+    return replace(word, tokens=tuple(token - 1 for token in word.tokens))
 
 
 def _text_rows(recipe: Recipe, layout: TextLayout, span: Span | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vlcam.readers import READERS, HeadKind, explained_classes, reading, region_weights, score_key, scored
+from vlcam.readers import READERS, HeadKind, compares, explained_classes, reading, region_weights, score_key, scored
 
 __all__ = ["Score", "Scores"]
 
@@ -40,10 +40,24 @@ class Scores(Mapping[str, Score]):
         fetch: Callable[[], Mapping[str, Tensor]],
         classes: Sequence[int | None] = (None,),
         weights: Tensor | None = None,
+        texts: int = 1,
     ) -> None:
-        """Hold the outputs [P, ...] of some heads, and how to get those of the others; the rest as in `Target`."""
-        self._heads, self._pair, self._classes, self._weights = heads, pair, classes, weights
-        self._names = {f"{head}_{score_key(scale)}": head for head, kind in heads.items() for scale in scored(kind)}
+        """Hold the outputs [P, ...] of some heads, and how to get those of the others.
+
+        Args:
+            heads: the scores that the model offers, by head.
+            pair: the pair.
+            known: outputs of heads that ran.
+            fetch: gives the others.
+            classes: the class or text of every pair, or one class for all.
+            weights: regions or texts, as in `Target`.
+            texts: how many texts the pair's own is compared with, itself among them.
+        """
+        self._heads, self._pair, self._texts = heads, pair, texts
+        self._classes, self._weights = classes, weights
+        self._names = {
+            f"{head}_{score_key(scale)}": head for head, kind in heads.items() for scale in scored(kind, texts)
+        }
         self._scores: dict[str, Score] = {}
         self._add(known)
         self._fetch: Callable[[], Mapping[str, Tensor]] | None = fetch
@@ -60,12 +74,14 @@ class Scores(Mapping[str, Score]):
     def _add(self, outputs: Mapping[str, Tensor]) -> None:
         for head, output in outputs.items():
             kind = self._heads[head]
-            for scale in scored(kind):
+            for scale in scored(kind, self._texts):
                 name = f"{head}_{score_key(scale)}"
                 self._scores[name] = Score(name, *self._value(kind, scale, output.detach()))
 
     def _value(self, kind: HeadKind, scale: str, output: Tensor) -> tuple[str, float]:
         value = reading(READERS[kind][scale], kind, self._classes, self._weights)(output)[self._pair]
+        if compares(kind, scale):
+            return f"{scale} over {self._texts} texts", float(value)
         if kind != "pixels":
             return scale, float(value)
         size = region_weights(output, explained_classes(output, self._classes), self._weights)[self._pair].sum()

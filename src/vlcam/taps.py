@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from vlcam.anatomy import Inside, Reading, StreamAnatomy, Tap
-from vlcam.attention import AttentionMode
+from vlcam.attention import AttentionMode, Edit, Watched
 from vlcam.errors import CaptureError, listing
 
 __all__ = ["Taps", "attention_detached"]
@@ -23,10 +24,20 @@ class Taps:
     Hooks fire for every thread that runs the module; these act only in the thread that set them.
     """
 
-    def __init__(self, readings: Mapping[Tap, Reading], *, differentiate: bool) -> None:
-        """Remember what to read; `differentiate` says whether the graph is to begin at the earliest tap."""
+    def __init__(
+        self,
+        readings: Mapping[Tap, Reading],
+        *,
+        differentiate: bool,
+        edits: Mapping[nn.Module, Edit] = MappingProxyType({}),
+    ) -> None:
+        """Remember what to read, and which attention modules compute otherwise than the model.
+
+        `differentiate` says whether the graph is to begin at the earliest tap.
+        """
         self.tensors: dict[Tap, Tensor] = {}
         self._readings = readings
+        self._edits = edits
         self._differentiate = differentiate
         self._cleanup = ExitStack()
         self._mode = AttentionMode(self._take)
@@ -59,13 +70,13 @@ class Taps:
                 "calls forward() directly or runs a compiled copy"
             )
 
-    def _attention_modules(self) -> list[tuple[nn.Module, dict[Inside, Tap]]]:
-        """For every module that is tapped inside: what is tapped there."""
-        found: dict[nn.Module, dict[Inside, Tap]] = {}
+    def _attention_modules(self) -> list[tuple[nn.Module, Watched]]:
+        """For every module that is tapped or edited inside: what is tapped there, and how it computes."""
+        found: dict[nn.Module, dict[Inside, Tap]] = {module: {} for module in self._edits}
         for tap, reading in self._readings.items():
             if reading.how in get_args(Inside):
                 found.setdefault(reading.module, {})[cast("Inside", reading.how)] = tap
-        return list(found.items())
+        return [(module, Watched(taps, self._edits.get(module, Edit()))) for module, taps in found.items()]
 
     def _attach(self, tap: Tap, reading: Reading) -> None:
         def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -79,7 +90,7 @@ class Taps:
         else:
             self._cleanup.callback(reading.module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
-    def _watch(self, module: nn.Module, watched: Mapping[Inside, Tap]) -> None:
+    def _watch(self, module: nn.Module, watched: Watched) -> None:
         def before(_: nn.Module, __: Any) -> None:
             if self._is_mine():
                 if not self._mode.stack:
@@ -104,9 +115,10 @@ class Taps:
     ) -> tuple[Any, dict[str, Any]]:
         if reading.how == "input":
             return (self._take(tap, args[0]), *args[1:]), kwargs
-        if reading.keyword not in kwargs:
+        names = reading.keyword.split(",")
+        if not all(name in kwargs for name in names):
             raise CaptureError(f"{tap}: the module was called without {reading.keyword!r}; it got {listing(kwargs)}")
-        return args, kwargs | {reading.keyword: self._take(tap, kwargs[reading.keyword])}
+        return args, kwargs | dict.fromkeys(names, self._take(tap, kwargs[names[0]]))
 
     def _replaced(self, tap: Tap, output: Any) -> Any:
         if isinstance(output, Tensor):

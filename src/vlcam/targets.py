@@ -54,20 +54,28 @@ class Target:
     Attributes:
         head: the head that runs.
         label: what records call the scalar.
+        scale: the recipe's scale.
         read: from the head's output to one scalar per pair.
         differentiate: whether its gradient is wanted.
         path: how the scalar depends on a tensor; see `Recipe.gradient_path`.
-        classes: the class of every pair, or one for all; None for the one with the highest logit.
+        pooler: whether what is read at each block is the attention of the pooler that reads it.
+        bare: whether it is read so without the final norm; see `ModelAdapter.read_block`.
+        classes: the class of every pair, or one for all; None for the one with the highest logit. For heads that
+            compare texts: the text of every pair.
         custom: the user's own target behind it, if any.
         region: for a head of the kind `pixels`, where; None for the places that the model gives to the class.
-        reads_classes: makes `read` for other classes and for regions [P, H, W] on the model's input.
+        weights: regions [P, H, W] on the model's input; or which texts each pair is compared with, [P, T].
+        reads_classes: makes `read` for other classes and weights.
     """
 
     head: str
     label: str
     read: Callable[[Tensor], Tensor] = field(compare=False)
+    scale: str = "raw"
     differentiate: bool = True
     path: str = "full"
+    pooler: bool = False
+    bare: bool = False
     classes: tuple[int | None, ...] = (None,)
     custom: Custom | None = None
     region: Region | None = None
@@ -82,7 +90,7 @@ class Target:
         return replace(self, read=read, classes=tuple(classes))
 
     def within(self, weights: Tensor) -> Target:
-        """The same target over regions of the model's input, [P, H, W]."""
+        """The same target with other weights."""
         read = self.read if self.reads_classes is None else self.reads_classes(self.classes, weights)
         return replace(self, read=read, weights=weights)
 
@@ -118,9 +126,14 @@ def resolve(
         _need(head, heads)
         read = _checked(custom.function)
         differentiate = recipe.needs_gradient
-        return Target(head, custom.label, read, differentiate, path=path, classes=classes, custom=custom)
+        return Target(head, custom.label, read, differentiate=differentiate, path=path, classes=classes, custom=custom)
     _need(recipe.target, heads)
     kind = heads[recipe.target]
+    if recipe.scale not in READERS[kind]:
+        raise RecipeError(
+            f"scale={recipe.scale!r} with target={recipe.target!r}: this model gives it on the scale "
+            f"{listing(READERS[kind])}"
+        )
 
     def of(chosen: Sequence[int | None], weights: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         return reading(READERS[kind][recipe.scale], kind, chosen, weights)
@@ -129,8 +142,11 @@ def resolve(
         recipe.target,
         f"{recipe.target}_{score_key(recipe.scale)}",
         of(classes),
+        recipe.scale,
         differentiate=recipe.needs_gradient,
         path=path,
+        pooler=path == "block" and recipe.stream == "pooler",
+        bare="bare_pooler" in recipe.departures,
         classes=classes,
         region=region,
         reads_classes=of,

@@ -9,7 +9,7 @@ from unicodedata import category
 
 from vlcam.errors import InputError
 
-__all__ = ["TextLayout", "Word", "find_phrase", "lay_out", "phrase_spans"]
+__all__ = ["TextLayout", "Word", "find_phrase", "find_span", "lay_out", "phrase_spans"]
 
 Span = tuple[int, int]
 
@@ -111,22 +111,7 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
         InputError: the phrase is empty, is not in the text, stands there more than once and `occurrence` does not
             say which, or was cut off.
     """
-    if not isinstance(phrase, str) or not isinstance(occurrence, int | None):
-        raise InputError(f"phrase={phrase!r}, occurrence={occurrence!r}: give text, and a whole number")
-    if not phrase.strip():
-        raise InputError("phrase is empty; give words of the text")
-    found = phrase_spans(layout.text, phrase)
-    if not found:
-        words = ", ".join(repr(word.text) for word in layout.words)
-        raise InputError(f"phrase {phrase!r} is not in the text {layout.text!r}; its words are {words}")
-    if len(found) > 1 and occurrence is None:
-        raise InputError(
-            f"phrase {phrase!r} stands {len(found)} times in the text, at characters "
-            f"{', '.join(f'{a}-{b}' for a, b in found)}; say which with occurrence=1..{len(found)}"
-        )
-    if occurrence is not None and not 1 <= occurrence <= len(found):
-        raise InputError(f"occurrence={occurrence}: phrase {phrase!r} stands {len(found)} times in the text")
-    span = found[(occurrence or 1) - 1]
+    span = _occurrence_of(layout.text, layout.words, phrase, occurrence)
     read = max((end for _, end in layout.spans), default=0)
     if span[1] > read or not layout.tokens_of(span):
         raise InputError(
@@ -134,6 +119,36 @@ def find_phrase(layout: TextLayout, phrase: str, occurrence: int | None = None) 
             f"cut off were {', '.join(repr(word) for word in layout.cut)}"
         )
     return span
+
+
+def _occurrence_of(text: str, words: Sequence[Word], phrase: str, occurrence: int | None) -> Span:
+    """The place of a phrase in a text, and a complaint if it is not clear."""
+    if not isinstance(phrase, str) or not isinstance(occurrence, int | None):
+        raise InputError(f"phrase={phrase!r}, occurrence={occurrence!r}: give text, and a whole number")
+    if not phrase.strip():
+        raise InputError("phrase is empty; give words of the text")
+    found = phrase_spans(text, phrase)
+    if not found:
+        listed = ", ".join(repr(word.text) for word in words)
+        raise InputError(f"phrase {phrase!r} is not in the text {text!r}; its words are {listed}")
+    if len(found) > 1 and occurrence is None:
+        raise InputError(
+            f"phrase {phrase!r} stands {len(found)} times in the text, at characters "
+            f"{', '.join(f'{a}-{b}' for a, b in found)}; say which with occurrence=1..{len(found)}"
+        )
+    if occurrence is not None and not 1 <= occurrence <= len(found):
+        raise InputError(f"occurrence={occurrence}: phrase {phrase!r} stands {len(found)} times in the text")
+    return found[(occurrence or 1) - 1]
+
+
+def find_span(text: str, phrase: str, occurrence: int | None = None) -> Span:
+    """Return the character range of a phrase in a text that no model has read; as in `find_phrase`.
+
+    Raises:
+        InputError: the phrase is empty, is not in the text, or stands there more often than `occurrence` says.
+    """
+    words = tuple(Word(match.group(), match.span(), ()) for match in _WORD.finditer(text))
+    return _occurrence_of(text, words, phrase, occurrence)
 
 
 def phrase_spans(text: str, phrase: str) -> list[Span]:

@@ -83,14 +83,21 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
     phrase, occurrence = _phrase(explanation)
     (again,) = model.sweep(
         source,
-        explanation.text,
+        _text(explanation),
         [explanation.recipe],
         target=_class(run["class"]),
         phrase=phrase,
         occurrence=occurrence,
+        against=run.get("against") or None,
         empty="keep",
     )
     return _compared(explanation, again)
+
+
+def _text(explanation: Explanation) -> str | None:
+    """The text as typed; for a phrase that was encoded alone, the text that it is of."""
+    record = explanation.provenance["text"]
+    return None if record is None else record.get("whole", record["given"])
 
 
 def _class(record: Mapping[str, Any] | None) -> Class | None:
@@ -157,7 +164,7 @@ def _phrase(explanation: Explanation) -> tuple[str | None, int | None]:
     span = explanation.provenance["run"]["span"]
     if span is None:
         return None, None
-    text = explanation.text or ""
+    text = _text(explanation) or ""
     phrase = text[span[0] : span[1]]
     places = phrase_spans(text, phrase)
     if tuple(span) not in places:

@@ -18,6 +18,33 @@ _SITES = {
     "CROSS": "cross-attention probabilities, text on image",
     "CONTEXT": "image tokens that feed the keys and values of cross-attention",
 }
+
+
+def _contrastive(target: str, image: str, embedding: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """The scales of a similarity with texts; s and b are the model's scale and bias, t its text embeddings."""
+    logit = "z[t] = s cos(v, t) + b"
+    words = {
+        "cosine": (f"the cosine of {image} and text", "y = cos(v, own text)"),
+        "logit": (f"the scaled similarity of {image} and text", f"{logit}, y = z[own]"),
+        "probability": (
+            f"the probability of the text for the {image}",
+            f"{logit}, y = softmax over texts of z at own; sigmoid(z[own]) where the model was trained so",
+        ),
+        "log-probability": (
+            f"the log-probability of the text for the {image}",
+            f"{logit}, y = log softmax over texts of z at own; log sigmoid(z[own]) where the model was trained so",
+        ),
+        "margin": ("the margin to the runner-up text", f"{logit}, y = z[own] - max over other t of z[t]"),
+        "difference": ("the cosine less that of the other texts", "y = cos(v, own) - mean over other t of cos(v, t)"),
+        "finer": (
+            "the contrast with the three nearest texts",
+            f"{logit}, y = sum over r of p[r] (z[own] - z[r]) / (sum over r of p[r] + 1e-9), p = softmax(z), r the 3 "
+            "texts with the nearest logits",
+        ),
+    }
+    return {(target, scale): (what, f"{embedding}; {how}") for scale, (what, how) in words.items()}
+
+
 _TARGETS = {
     ("class", "logit"): ("the class logit", "y = z[class]"),
     ("class", "probability"): ("the class probability", "y = softmax(z)[class]"),
@@ -47,12 +74,23 @@ _TARGETS = {
         "the margin between the 'match' and the 'no match' logit",
         "y = itm_logit[match] - itm_logit[no match]",
     ),
-    ("contrastive", "cosine"): (
-        "the cosine of the image and text projections",
-        "y = cos(image projection, text projection)",
+    **_contrastive("contrastive", "image", "v = image embedding"),
+    **_contrastive(
+        "contrastive_patches",
+        "mean of the patches",
+        "v = projection(mean over patches of norm(F6 of the last block))",
+    ),
+    ("caption", "log-probability"): (
+        "the log-likelihood of the caption",
+        "y = sum over tokens k of log p(token k | tokens before k, image)",
     ),
     ("custom", "raw"): ("a scalar given as a callable", "y = given callable"),
     ("none", "none"): ("no score", ""),
+}
+_FORMS = {
+    "one_head": ", from there on with one head",
+    "identity": ", which hands every token its own value",
+    "values": ", of a second path of values with values",
 }
 _PATHS = {
     "full": "G = dy/dA",
@@ -64,12 +102,15 @@ _FIELDS = {
     "site": "which tensor",
     "stream": "of which stack of blocks",
     "layers": "of which blocks",
+    "attention": "how attention is computed",
     "target": "whose gradient",
     "scale": "on which scale",
+    "prompt": "which text is encoded",
     "gradient_path": "along which paths of the model",
     "gradient_tokens": "tokens whose gradient is pooled",
     "queries": "query rows that are averaged",
     "map_axis": "which axis of attention becomes the map",
+    "compose": "what columns are carried on through",
     "exclude": "what takes no part",
     "weighting": "how activation and gradient are combined",
     "relu": "where negatives are removed",
@@ -93,6 +134,10 @@ _HOW = {
     "scorecam": "channels weighted by the softmax of the scores of masked images",
     "ablationcam": "channels weighted by the relative drop of the score without them",
     "reciprocam": "score when only a neighbourhood of each token is left",
+    "value*gradient": "values weighted by the gradient of what the heads make of them",
+    "value*gradient*similarity": "values weighted by the gradient of what the heads make of them, and by key similarity",
+    "similarity": "cosine of each token's embedding with the text",
+    "surgery": "cosine of each token's embedding with the text, less what all texts have in common",
     "none": "mean over channels",
     "attention*gradient": "attention x gradient",
     "sigmoid*gradient": "sigmoid of the scores x gradient",
@@ -103,14 +148,17 @@ _HOW = {
 def summary(recipe: Recipe) -> str:
     """One line that names every choice that shapes the token map."""
     where = f"{recipe.site} of {recipe.stream} {_layers(recipe)}"
+    where += {"own": "", **_FORMS}[recipe.attention]
     return "; ".join([where, *_target_parts(recipe), *_merge_parts(recipe), f"without {', '.join(recipe.exclude)}"])
 
 
 def _target_parts(recipe: Recipe) -> list[str]:
     parts = [_HOW.get(recipe.weighting, recipe.weighting)]
     if takes_target(recipe.weighting):
-        what = "asked for" if recipe.asks else "gradient of"
+        what = "gradient of" if recipe.needs_gradient else "asked for" if recipe.asks else "for"
         parts.append(f"{what} {_TARGETS[recipe.target, recipe.scale][0]}")
+        if recipe.prompt != "whole":
+            parts.append({"phrase": "of the phrase alone", "in_place": "of the phrase in its place"}[recipe.prompt])
         if recipe.gradient_path not in ("full", "none"):
             parts.append(f"gradient path {recipe.gradient_path}")
         parts.append(f"ReLU {recipe.relu.replace('_', ' ')}" if recipe.relu != "none" else _unrectified(recipe))
@@ -124,6 +172,8 @@ def _merge_parts(recipe: Recipe) -> list[str]:
         parts.append(f"{'query rows' if recipe.map_axis == 'keys' else 'key columns'} {recipe.queries}")
     if recipe.gradient_tokens != "none":
         parts.append(f"gradient tokens {recipe.gradient_tokens}")
+    if recipe.compose != "none":
+        parts.append("carried on by the pooler's attention")
     if recipe.layer_rule != "single":
         parts.append(f"layers {recipe.layer_rule}")
     if recipe.discard:
@@ -152,12 +202,14 @@ def describe(recipe: Recipe) -> str:
 def formula(recipe: Recipe) -> str:
     """What the engine computes, line by line, in plain text.
 
-    A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
+    v is an image embedding, t a text embedding, cos their cosine. A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
     a query row, j an image token, i a pooled token, c a channel, l a block, z the class logits.
     """
-    lines = []
+    lines = list(_FORM_LINES.get(recipe.attention, ()))
+    if recipe.prompt != "whole":
+        lines.append(_PROMPT_LINES[recipe.prompt])
     if recipe.needs_gradient:
-        path = "G = sum over l of dy/dA_l" if recipe.layer_rule == "shared" else _PATHS[recipe.gradient_path]
+        path = "G = sum over l of dy/dA_l" if recipe.layer_rule == "shared" else _path(recipe)
         if "scores_gradient" in recipe.departures:
             path = "G = dy/dS"
         if "mirrored_layers" in recipe.departures:
@@ -166,10 +218,35 @@ def formula(recipe: Recipe) -> str:
     elif recipe.asks:
         lines.append(_TARGETS[recipe.target, recipe.scale][1])
     lines += _attention_lines(recipe) if recipe.site in ATTENTION_SITES else _feature_lines(recipe)
-    if recipe.layer_rule in ("mean", "sum", "max"):
+    if recipe.layer_rule in ("mean", "sum", "max") and recipe.attention != "values":
         lines.append(f"M[j] = {recipe.layer_rule} over l of M_l[j]")
-    lines.append("tokens[row, column] = M[j] in raster order, tokens before the patches left out")
+    if recipe.of_text:
+        lines.append("tokens[0, k] = M[j] of the k-th token that is not special; special tokens and padding apart")
+    else:
+        lines.append("tokens[row, column] = M[j] in raster order, tokens before the patches left out")
     return "\n".join(lines)
+
+
+_FORM_LINES = {
+    "one_head": ("attention from the first of these blocks on (site F6: behind it) has one head of full width",),
+    "identity": ("in the last block A[h,t,j] = 1 for t = j, else 0",),
+    "values": (
+        "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the values of "
+        "block l by head",
+    ),
+}
+_PROMPT_LINES = {
+    "phrase": "own text = the phrase alone",
+    "in_place": "own text = the whole text, with the keys of all words but the phrase hidden in every block",
+}
+
+
+def _path(recipe: Recipe) -> str:
+    if recipe.stream != "pooler" or recipe.gradient_path != "block":
+        return _PATHS[recipe.gradient_path]
+    if "bare_pooler" in recipe.departures:
+        return "G_l = dy_l/dA_l, y_l read from block l: v_l = pooler(F6_l), A_l the pooler's attention"
+    return "G_l = dy_l/dA_l, y_l read from block l: v_l = pooler(norm(F6_l)) of length 1, A_l the pooler's attention"
 
 
 def _attention_lines(recipe: Recipe) -> list[str]:
@@ -194,6 +271,8 @@ def _attention_lines(recipe: Recipe) -> list[str]:
     lines.append(f"E[t,j] = {merged}")
     if recipe.layer_rule in FLOWS:
         return [*lines, *_flow_lines(recipe)]
+    if recipe.compose == "pooler":
+        lines.append("E[t,j] <- sum over slots k of E[t,k] C[k,j], C the mean over heads of the pooler's attention")
     source = "E[j,t]" if recipe.map_axis == "queries" else "E[t,j]"
     mean = f"mean over {_rows(recipe)} of {source}"
     return [*lines, f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"]
@@ -204,7 +283,13 @@ def _gradient(recipe: Recipe) -> str:
 
 
 def _rows(recipe: Recipe) -> str:
-    rows = {"cls": "t = 0", "registers": "t in registers", "patches": "t in patches", "phrase": "t in phrase"}
+    rows = {
+        "cls": "t = 0",
+        "pooled": "t = the pooled token",
+        "registers": "t in registers",
+        "patches": "t in patches",
+        "phrase": "t in phrase",
+    }
     if recipe.queries == "all":
         return f"t in all{_left_out(recipe)}"
     return rows[recipe.queries] if isinstance(recipe.queries, str) else f"t in {list(recipe.queries)}"
@@ -256,7 +341,13 @@ def _feature_lines(recipe: Recipe) -> list[str]:
     weights, terms = _CHANNEL_LINES[recipe.weighting]
     gradient = "ReLU(G[{0},c])" if recipe.relu == "gradient" else "G[{0},c]"
     own = {"i": gradient.format("i"), "j": gradient.format("j")}
-    pooled = {"cls": "i = 0", "patches": "i in patches", "all": f"i in all tokens{_left_out(recipe)}", "none": ""}
+    pooled = {
+        "cls": "i = 0",
+        "pooled": "i = the pooled token",
+        "patches": "i in patches",
+        "all": f"i in all tokens{_left_out(recipe)}",
+        "none": "",
+    }
     tokens = pooled[recipe.gradient_tokens]
     if "summed_cubes" in recipe.departures:
         weights = weights.replace(
@@ -271,9 +362,21 @@ def _feature_lines(recipe: Recipe) -> list[str]:
         else "U[c] = A[j,c] scaled to 0..1, then laid over the image"
     )
     own["kernel"] = "one cell" if "one_token" in recipe.departures else "a 3 x 3 Gaussian"
+    if recipe.weighting == "similarity" and recipe.scale == "difference":
+        terms += " - mean over other t of cos(e[j], t)"
     lines = [weights.format(tokens=tokens, **own)] if weights else []
     found = terms.format(**own)
+    if recipe.weighting == "value*gradient*similarity":
+        over = "the whole context" if "padded_similarity" in recipe.departures else "these"
+        what = "tokens of the text" if recipe.of_text else "patches"
+        lines.append(
+            f"l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over {_over(over, what)}"
+        )
     return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
+
+
+def _over(over: str, what: str) -> str:
+    return what if over == "these" else over
 
 
 _WEIGHTED_SUM = "sum over c of w[c] A[j,c]"
@@ -298,6 +401,13 @@ _CHANNEL_LINES = {
     "reciprocam": (
         "y[j] = y when A and the block's input are multiplied by {kernel} around j; the class token stays",
         "y[j]",
+    ),
+    "value*gradient": ("w[c] = {i}, {tokens}", "sum over c of w[c] u[j,c], u the values of all heads"),
+    "value*gradient*similarity": ("w[c] = {i}, {tokens}", "l[j] sum over c of w[c] u[j,c], u the values of all heads"),
+    "similarity": ("e[j] = projection(norm(F6[j]))", "cos(e[j], own text)"),
+    "surgery": (
+        "e[j] = projection(norm(F6[j])), w[t] = softmax over texts of 2 cos(v, t), over its mean",
+        "w[own] cos(e[j], own) - mean over t of w[t] cos(e[j], t)",
     ),
     "none": ("", "mean over c of A[j,c]"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,10 @@ from vlcam.explainer import Explainer
 __all__ = ["EmbeddedModel", "load", "models", "wrap"]
 
 _FOLDER = Path(__file__).parent / "embedded"
+_OPEN_CLIP = "open_clip_config.json"
+_CONFIGS = ("config.json", _OPEN_CLIP)
+_HUB = "hf-hub:"
+"""With this before its name, a checkpoint of the hub is loaded by open_clip, where it is one of other libraries too."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ def load(name: str | Path, **options: Any) -> Explainer:
 
     Args:
         name: an embedded model (`vlcam.models()`), a folder with a checkpoint and its processor, or the name of a
-            checkpoint on the Hugging Face hub (needs a network, or the hub's cache).
+            checkpoint on the Hugging Face hub (needs a network, or the hub's cache); `hf-hub:` before that name asks
+            for the checkpoint as open_clip loads it.
         **options: `dtype` ("float32"), `device` ("cpu"), and the model family's own, which its page in the docs lists.
 
     Returns:
@@ -63,10 +69,10 @@ def load(name: str | Path, **options: Any) -> Explainer:
     embedded = models().get(str(name))
     folder = embedded.folder if embedded else Path(name)
     if folder.is_dir():
-        config = folder / "config.json"
-        if not config.is_file():
-            raise UnknownNameError(f"folder {str(name)!r} has no config.json: not a checkpoint folder")
-        adapter = for_config(_read_config(config), str(name))
+        configs = [folder / each for each in _CONFIGS if (folder / each).is_file()]
+        if not configs:
+            raise UnknownNameError(f"folder {str(name)!r} has no {' and no '.join(_CONFIGS)}: not a checkpoint folder")
+        adapter = for_config(_read_config(configs[0]), str(name))
         _check_options(adapter, options, loading=True)
         return Explainer(adapter.load(folder, local=True, **options), str(name))
     source = str(name)
@@ -131,13 +137,27 @@ def _hub_config(name: str) -> Mapping[str, Any]:
     known = f"embedded models: {listing(models())}"
     if "/" not in name or name.startswith((".", "/")):
         raise UnknownNameError(f"no model {name!r}: not an embedded model and not a folder; {known}")
-    from transformers import PretrainedConfig  # only a checkpoint of the hub needs it
-
     try:
-        config, _ = PretrainedConfig.get_config_dict(name)
+        return _config_by_name(name)
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise UnknownNameError(
             f"no model {name!r}: not a folder, and the hub did not give it ({reason}); {known}"
         ) from None
+
+
+def _config_by_name(name: str) -> Mapping[str, Any]:
+    """The `config.json` of a checkpoint of the hub; open_clip's own where there is none, or where it is asked for."""
+    from transformers import PretrainedConfig  # only a checkpoint of the hub needs it
+    from transformers.utils import cached_file
+
+    bare = name.removeprefix(_HUB)
+    if bare != name:
+        return _read_config(Path(str(cached_file(bare, _OPEN_CLIP))))
+    try:
+        config, _ = PretrainedConfig.get_config_dict(name)
+    except OSError:
+        with suppress(OSError):
+            return _read_config(Path(str(cached_file(name, _OPEN_CLIP))))
+        raise
     return dict(config)

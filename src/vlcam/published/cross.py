@@ -1,0 +1,51 @@
+"""Cross-attention of text on the image, and the image tokens behind it."""
+
+from __future__ import annotations
+
+from vlcam import citations
+from vlcam.published.bases import FEATURES, LAVIS, entry
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = (
+    entry(
+        LAVIS,
+        citations.BLIP,
+        "salesforce/LAVIS 506965b, lavis/models/blip_models/blip_image_text_matching.py, compute_gradcam",
+        depth=12,
+        notes="Text-averaged map over the words, without [ENC] and [SEP]. In the last block only the first text "
+        "token has a gradient, so words need an earlier one.",
+    ),
+    entry(
+        LAVIS.replace(name="albef-itm", layers=(2,), exclude=("cls", "padding")),
+        citations.ALBEF,
+        "salesforce/ALBEF b9727e4, Grounding.py and visualization.ipynb",
+        depth=6,
+        notes="Mean over all text rows, special tokens included. ALBEF's 'layer 8' of 12 is the third of the six "
+        "fusion blocks that have cross-attention, block 2 here. Its mean also counts padding, which only rescales.",
+    ),
+    entry(
+        LAVIS.replace(
+            name="attention-cross",
+            weighting="attention",
+            target="none",
+            scale="none",
+            gradient_path="none",
+            relu="none",
+        ),
+        citations.BLIP,
+        "no published code: the probabilities of lavis-itm without their gradient",
+        depth=12,
+        notes="Does not depend on the score: the same map for 'match' and for 'no match'.",
+    ),
+    entry(
+        FEATURES.replace(
+            name="context-gradcam", site="CONTEXT", stream="fusion", layers="all", layer_rule="shared", target="itm"
+        ),
+        citations.GRADCAM,
+        "no published code for an encoder-decoder model; the context side is named in the taxonomy of Wall, "
+        "Wang, Rizk, Santosh (2026)",
+        notes="One map for the whole text: the image tokens carry no text rows. The gradient is the sum over every "
+        "block that reads them; with one layer and layer_rule='single', over that block's reading alone.",
+    ),
+)
