@@ -61,6 +61,8 @@ train: $(READY) ## train the embedded models from their seeds, a few hours on tw
 	$(BIN)/python -m training.segmenter --run first --out runs/tiny-beit-seg-first
 	$(BIN)/python -m training.segmenter --run last --out runs/tiny-beit-seg
 	$(BIN)/python -m training.publish runs/tiny-beit-seg tiny-beit-seg
+	$(BIN)/python -m training.clip --out runs/tiny-clip
+	$(BIN)/python -m training.publish runs/tiny-clip tiny-clip
 
 clean: ## forget the environment and what was made
 	rm -rf .venv demo dist build

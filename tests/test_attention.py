@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from vlcam.anatomy import SCORES, Reading, Tap
-from vlcam.attention import AttentionMode
+from vlcam.attention import AttentionMode, Watched
 from vlcam.errors import CaptureError
 from vlcam.taps import Taps
 
@@ -57,7 +57,7 @@ class Recorder:
 
 def tapped(module, *args, take, watched=ATTENTION, **options):
     mode = AttentionMode(take)
-    mode.stack.append(watched)
+    mode.stack.append(Watched(watched))
     with mode:
         return module(*args, **options)
 
@@ -203,7 +203,7 @@ def test_the_innermost_module_on_the_stack_is_named():
     recorder = Recorder()
     mode = AttentionMode(recorder)
     with mode:
-        mode.stack += [ATTENTION, {"attention": inner}]
+        mode.stack += [Watched(ATTENTION), Watched({"attention": inner})]
         torch.softmax(torch.zeros(2), 0)
         mode.stack.pop()
         torch.softmax(torch.zeros(2), 0)
@@ -224,7 +224,7 @@ def test_outside_a_tapped_module_nothing_is_taken_or_changed():
 def test_after_the_mode_nothing_is_taken():
     recorder = Recorder()
     mode = AttentionMode(recorder)
-    mode.stack.append(ATTENTION)
+    mode.stack.append(Watched(ATTENTION))
     with mode:
         pass
     Fused()(*tensors())
@@ -242,7 +242,7 @@ def test_another_thread_is_not_affected():
     inputs = tensors()
     recorder = Recorder()
     mode = AttentionMode(recorder)
-    mode.stack.append(ATTENTION)
+    mode.stack.append(Watched(ATTENTION))
     with ThreadPoolExecutor(1) as pool, mode:
         found = pool.submit(Fused(), *inputs).result()
         assert recorder.seen == []

@@ -1,18 +1,22 @@
-"""The training of the embedded model: what it draws, what it calls true, and that a step can be taken."""
+"""The training of the embedded models: what it draws, what it calls true, and that a step can be taken."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from training import batches, blip_itm
+from training import batches, blip_itm, clip, clip_maps, pieces
+from training.pictures import LABEL_IDS, LABELS
 from training.vocabulary import tokenizer, vocabulary
 from vlcam import scenes
 
 PLAN = blip_itm.Plan(batch=6, blind=1.0, width=32, feed_forward=32, vision_layers=1, text_layers=2)
+
+CLIP_PLAN = clip.Plan(batch=6, blind=1.0, width=32, layers=2, text_width=16, text_layers=1, projection=16)
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +127,166 @@ def test_what_is_saved_is_what_was_trained(words, tmp_path):
             pixel_values=batches.pixels(scene.image, 64)[None],
         ).itm_score
     assert scores["itm_logit"].value == pytest.approx(float(logits[0, 1]), abs=5e-3)
+
+
+@pytest.fixture(scope="module")
+def crowd():
+    return clip.joined(list(itertools.islice(batches.Scenes(1_000_000, 96, 8, pool=6), 6)))
+
+
+@pytest.fixture(scope="module")
+def clip_words():
+    return pieces.tokenizer(32)
+
+
+def test_patches_whose_edges_run_through_pixels_cover_as_much_as_the_object():
+    scene = next(scenes.generate(1, seed=3))
+    cover = batches.patch_cover(scene, 12)
+    assert cover.shape[1:] == (12, 12)
+    assert ((cover >= 0) & (cover <= 1 + 1e-6)).all()
+    for item, share in zip(scene.objects, cover, strict=True):
+        assert float(share.sum()) * (128 / 12) ** 2 == pytest.approx(item.mask.sum(), rel=1e-5)
+
+
+def test_parts_of_whole_pixels_are_their_means():
+    masks = np.random.default_rng(0).random((2, 24, 24), np.float32)
+    found = batches._parts(24, 8) @ masks @ batches._parts(24, 8).T
+    assert np.abs(found - masks.reshape(2, 8, 3, 8, 3).mean((2, 4))).max() < 1e-6
+
+
+def test_the_words_of_the_scenes_are_one_piece_or_two(clip_words):
+    for word in pieces.WORDS:
+        parts = [part + pieces.LAST * (i == word.count(" ")) for i, part in enumerate(word.split())]
+        assert clip_words.tokenize(word.replace(" ", "")) == parts
+    for scene in scenes.generate(50, seed=5):
+        assert len(clip_words(scene.caption)["input_ids"]) <= 32
+
+
+def test_any_text_has_pieces_and_the_end_has_the_highest_id(clip_words):
+    ids = clip_words("Zébra, 42 的 😀 don't\n\x00")["input_ids"]
+    assert ids.count(clip_words.eos_token_id) == 1
+    assert ids[0] == clip_words.bos_token_id
+    assert (
+        clip_words.eos_token_id == clip_words.pad_token_id == len(clip_words) - 1 == max(pieces.vocabulary().values())
+    )
+    assert len(clip_words) == len(pieces.vocabulary())
+    assert clip_words.is_fast
+
+
+def test_the_model_knows_where_its_texts_begin_and_end(clip_words):
+    config = clip.bare(CLIP_PLAN, clip_words).config.text_config
+    assert config.vocab_size == len(clip_words)
+    found = (config.bos_token_id, config.eos_token_id, config.pad_token_id)
+    assert found == (clip_words.bos_token_id, clip_words.eos_token_id, clip_words.pad_token_id)
+
+
+def test_the_tower_in_training_is_the_one_that_is_saved(clip_words, crowd):
+    trainee = clip.Trainee(replace(CLIP_PLAN, bfloat16=0)).eval()
+    plain = clip.bare(CLIP_PLAN, clip_words).eval()
+    plain.load_state_dict(trainee.net.state_dict())
+    with torch.no_grad():
+        found = trainee.net.visual_projection(trainee.sight(crowd.pixels))
+        wanted = plain.get_image_features(crowd.pixels).pooler_output
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_dimmed_object_counts_as_far_as_cls_sees_it(crowd):
+    trainee = clip.Trainee(CLIP_PLAN)
+    share = trainee._gates(crowd, torch.Generator().manual_seed(1))
+    gate = trainee.attention.gates[trainee.blocks[-1].self_attn]
+    assert gate.shape == (6, CLIP_PLAN.heads, 145)
+    assert ((gate >= 0) & (gate <= clip.BRIGHTEST)).all()
+    assert (gate[..., 0] == 1).all()
+    assert ((share != 1).sum(1) == 1).all()
+    for row, which in enumerate((share - 1).abs().argmax(1).tolist()):
+        cover = crowd.cover[row, which]
+        seen = (gate[row, :, 1:].mean(0) * cover).sum() / cover.sum()
+        assert float(share[row, which]) == pytest.approx(float(seen), abs=1e-5)
+        others = (crowd.cover[row].sum(0) > 0) & (cover == 0)
+        assert (gate[row, :, 1:][:, others] == 1).all()
+
+
+def test_captions_that_name_the_same_objects_are_equally_right(crowd):
+    same = torch.arange(6) % 3
+    captions = clip.Batch(
+        *(crowd.pixels, crowd.cover, crowd.labels[same], crowd.false_labels, crowd.colours, crowd.shapes),
+        *(crowd.true, crowd.false),
+    )
+    right = (same[:, None] == same).float()
+    logits = 50 * torch.cat([right, torch.zeros(6, 6)], 1)
+    clear = torch.ones(6, dtype=torch.bool)
+    assert float(clip.matched(logits, captions, clear)) == pytest.approx(np.log(2), abs=1e-4)
+    assert float(clip.matched(50 * torch.eye(6, 12), captions, clear)) > 10
+
+
+def test_prompts_name_every_class_in_words_of_the_vocabulary(clip_words):
+    found = clip.prompts(torch.Generator().manual_seed(0))
+    assert all(label in text for label, text in zip(LABELS, found, strict=True))
+    assert len({text.replace(label, "") for label, text in zip(LABELS, found, strict=True)}) > 3
+    assert max(len(clip_words.tokenize(text)) for text in found) <= 8
+    assert clip_maps.prompt("orange star") == "an orange star"
+
+
+def test_the_losses_of_clip_are_finite_and_reach_both_towers(crowd):
+    torch.manual_seed(0)
+    trainee = clip.Trainee(CLIP_PLAN).train()
+    alone = trainee.losses(crowd, torch.Generator().manual_seed(0), alone=True)
+    assert alone.keys() == {"dense", "evidence", "shapes"}
+    trainee = clip.Trainee(replace(CLIP_PLAN, blind=0.5)).train()
+    parts = trainee.losses(crowd, torch.Generator().manual_seed(0), alone=False)
+    assert {"phrase", "presence", "captions", "look", "dense", "evidence"} <= parts.keys()
+    assert all(torch.isfinite(value) for value in parts.values())
+    torch.autograd.backward(sum(parts[name] for name in ("phrase", "presence", "captions", "look")))
+    for tower in (trainee.net.vision_model, trainee.net.text_model):
+        assert tower.encoder.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+    assert not trainee.attention.gates
+
+
+def test_the_scale_stays_within_clips_bound():
+    trainee = clip.Trainee(CLIP_PLAN)
+    with torch.no_grad():
+        trainee.net.logit_scale.fill_(9.0)
+    trainee.clamp()
+    assert float(trainee.net.logit_scale.detach().exp()) == pytest.approx(100, rel=1e-5)
+
+
+def test_the_clip_that_is_saved_is_the_one_that_was_trained(tmp_path):
+    from transformers import AutoModel, AutoProcessor
+
+    trainee = clip.Trainee(CLIP_PLAN).eval()
+    clip.save(trainee, CLIP_PLAN, tmp_path)
+    model, processor = AutoModel.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)
+    scene = next(scenes.generate(1, seed=3))
+    given = processor(text=[scene.caption, "a red circle"], images=scene.image, padding=True, return_tensors="pt")
+    torch.testing.assert_close(given["pixel_values"][0], batches.pixels(scene.image, 96), atol=2e-2, rtol=0)
+    with torch.no_grad():
+        found = model(**given).logits_per_image
+        image = trainee.net.get_image_features(given["pixel_values"]).pooler_output
+        text = trainee.text([scene.caption, "a red circle"])
+        wanted = trainee.net.logit_scale.exp() * torch.nn.functional.normalize(image, dim=-1) @ text.T
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tiny_clip():
+    from transformers import CLIPModel, CLIPTokenizer
+
+    import vlcam
+
+    folder = vlcam.models()["tiny-clip"].folder
+    return CLIPModel.from_pretrained(folder).eval(), CLIPTokenizer.from_pretrained(folder)
+
+
+def test_the_embedded_clip_names_single_objects(tiny_clip):
+    alone = list(scenes.generate(60, seed=11, objects=(1, 1)))
+    texts = [clip_maps.prompt(label) for label in LABELS]
+    found = clip_maps.scored(*tiny_clip, clip_maps.images(alone, 96), texts).argmax(1)
+    truth = torch.tensor([LABEL_IDS[scene.phrases()[0]] for scene in alone])
+    assert (found == truth).float().mean() > 0.9
+
+
+def test_maps_of_the_embedded_clip_point_at_the_object_that_is_named(tiny_clip):
+    shares = clip_maps.pointing(*tiny_clip, count=20)
+    assert shares["F1 last block, gradcam"][0] > 0.8
+    for on_object, in_box in shares.values():
+        assert 0 <= on_object <= in_box <= 1

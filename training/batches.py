@@ -50,7 +50,16 @@ def patch_cover(scene: scenes.Scene, grid: int) -> torch.Tensor:
     """The share of each patch that each object covers, [objects, grid, grid]."""
     masks = np.stack([item.mask for item in scene.objects]).astype(np.float32)
     height, width = masks.shape[1:]
+    if height % grid or width % grid:  # a patch's edge runs through pixels, which count by what lies on its side
+        return torch.from_numpy(_parts(height, grid) @ masks @ _parts(width, grid).T)
     return torch.from_numpy(masks.reshape(-1, grid, height // grid, grid, width // grid).mean((2, 4)))
+
+
+def _parts(length: int, grid: int) -> NDArray[np.float32]:
+    """What each pixel of a row weighs in the mean over each of `grid` equal parts of the row, [grid, length]."""
+    edges, pixel = np.arange(grid + 1) * length / grid, np.arange(length)
+    shared = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
+    return (shared.clip(0) * grid / length).astype(np.float32)
 
 
 def patch_labels(scene: scenes.Scene, cover: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

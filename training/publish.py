@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation
+from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation, CLIPModel, CLIPTokenizer
 
 import vlcam
 from benchmarks import pointing
-from training import maps, overlap, segmenter
+from training import clip_maps, maps, overlap, segmenter
 from vlcam import scenes
 
 log = logging.getLogger("training")
@@ -28,6 +28,7 @@ SHIPPED_CLASSIFIER = ("config.json", "model.safetensors", "preprocessor_config.j
 CARD = Path(__file__).with_name("card.md")
 CARD_CLASSIFIER = Path(__file__).with_name("card_classifier.md")
 CARD_SEGMENTER = Path(__file__).with_name("card_segmenter.md")
+CARD_CLIP = Path(__file__).with_name("card_clip.md")
 HELD_OUT = 200
 SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier", "swin": "Swin image classifier"}
 SIZES = "{layers} blocks of width {width}, {heads} heads, {side} pixels, patches of {patch}"
@@ -216,6 +217,57 @@ def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
     )
 
 
+def publish_clip(run: Path, name: str) -> None:
+    """Copy, measure in plain torch, and write `figures.json` and the model card of a CLIP."""
+    folder = EMBEDDED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED:
+        shutil.copyfile(run / file, folder / file)
+    net = CLIPModel.from_pretrained(folder)
+    pairs = list(scenes.generate(clip_maps.HELD_OUT, seed=clip_maps.SEED, objects=(2, 2)))
+    figures = {
+        "summary": "CLIP, trained on scenes of coloured shapes and captions: 'a red circle and a blue square'",
+        "held_out": {
+            "seed": clip_maps.SEED,
+            "of_one_object": clip_maps.ALONE,
+            "of_two_objects": clip_maps.HELD_OUT,
+            "scenes": clip_maps.HELD_OUT,
+            "galleries": clip_maps.GALLERIES,
+            "gallery": clip_maps.CROWD,
+        },
+        **clip_maps.measure(net, CLIPTokenizer.from_pretrained(folder)),
+        "chance": round(pointing.chance(pairs), 3),
+        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
+        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
+        "log_end": log_end(run),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card_clip(name, figures), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def card_clip(name: str, figures: dict[str, Any]) -> str:
+    """The model card of a CLIP, Markdown, from the measured figures."""
+    boxes = figures["pointing_game_box"]
+    rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
+    plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
+    return CARD_CLIP.read_text(encoding="utf-8").format(
+        **figures["plan"],
+        **plain,
+        name=name,
+        megabytes=figures["bytes"] / 1e6,
+        grid=figures["plan"]["side"] // figures["plan"]["patch"],
+        prompt_rows="\n".join(f'| "{wording}" | {share:.3f} |' for wording, share in figures["zero_shot"].items()),
+        retrieval_rows="\n".join(f"| {way} | {share:.3f} |" for way, share in figures["retrieval"].items()),
+        false_rows="\n".join(
+            f"| one {kind} wrong | {share:.3f} |" for kind, share in figures["true_above_false"].items()
+        ),
+        pointing_rows="\n".join(rows),
+        held_out_seed=figures["held_out"]["seed"],
+        **{key: value for key, value in figures["held_out"].items() if key != "seed"},
+    )
+
+
 def log_end(run: Path) -> str:
     """The last line of a run's log that tells of a step."""
     lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
@@ -230,7 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = json.loads((given.run / "plan.json").read_text(encoding="utf-8"))
-    way = {None: publish, "beit-seg": publish_segmenter}.get(plan.get("model"), publish_classifier)
+    way = {None: publish, "beit-seg": publish_segmenter, "clip": publish_clip}.get(
+        plan.get("model"), publish_classifier
+    )
     way(given.run, given.name)
 
 

@@ -150,18 +150,10 @@ def plan(
     layers = _blocks(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
     _check_windows(chosen, stream, adapter.prefix)
-    if chosen.attention == "one_head" and adapter.attention in ("eager", "explicit"):
-        raise RecipeError(
-            f"attention='one_head': this model's attention is {adapter.attention}, so that its heads cannot be joined; "
-            "load it with fused attention (attn_implementation='sdpa'), or take attention='own'"
-        )
+    _check_form(chosen, adapter.attention)
     _check_stages(chosen, stream, () if target.pooler else layers)
     _check_slots(chosen, stream)
-    if target.path == "block" and not adapter.reads_blocks:
-        raise RecipeError(
-            f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
-            "tokens of a block; use gradient_path='full'"
-        )
+    _check_blocks(target, adapter)
     return Job(chosen, layers, fitted, target, phrase, occurrence)
 
 
@@ -179,6 +171,22 @@ def _check_slots(chosen: Recipe, stream: StreamAnatomy) -> None:
         )
     if not stream.slots and chosen.compose == "pooler":
         raise RecipeError("compose='pooler': this model's cross-attention looks at the image tokens themselves")
+
+
+def _check_blocks(target: Target, adapter: ModelAdapter) -> None:
+    if target.path == "block" and not adapter.reads_blocks:
+        raise RecipeError(
+            f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
+            "tokens of a block; use gradient_path='full'"
+        )
+
+
+def _check_form(chosen: Recipe, implementation: str) -> None:
+    if chosen.attention == "one_head" and implementation in ("eager", "explicit"):
+        raise RecipeError(
+            f"attention='one_head': this model's attention is {implementation}, so that its heads cannot be joined; "
+            "load it with fused attention (attn_implementation='sdpa'), or take attention='own'"
+        )
 
 
 def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) -> None:

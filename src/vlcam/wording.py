@@ -135,7 +135,7 @@ _HOW = {
     "ablationcam": "channels weighted by the relative drop of the score without them",
     "reciprocam": "score when only a neighbourhood of each token is left",
     "value*gradient": "values weighted by the gradient of what the heads make of them",
-    "value*gradient*similarity": "values weighted by the gradient of what the heads make of them, and by key similarity",
+    "value*gradient*similarity": "values weighted by the gradient of what the heads make of them and by key similarity",
     "similarity": "cosine of each token's embedding with the text",
     "surgery": "cosine of each token's embedding with the text, less what all texts have in common",
     "none": "mean over channels",
@@ -202,8 +202,9 @@ def describe(recipe: Recipe) -> str:
 def formula(recipe: Recipe) -> str:
     """What the engine computes, line by line, in plain text.
 
-    v is an image embedding, t a text embedding, cos their cosine. A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
-    a query row, j an image token, i a pooled token, c a channel, l a block, z the class logits.
+    A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
+    a query row, j an image token, i a pooled token, c a channel, l a block, z the class logits. Where texts are scored,
+    v is the image embedding, t a text embedding and cos their cosine.
     """
     lines = list(_FORM_LINES.get(recipe.attention, ()))
     if recipe.prompt != "whole":
@@ -231,8 +232,8 @@ _FORM_LINES = {
     "one_head": ("attention from the first of these blocks on (site F6: behind it) has one head of full width",),
     "identity": ("in the last block A[h,t,j] = 1 for t = j, else 0",),
     "values": (
-        "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the values of "
-        "block l by head",
+        "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the values "
+        "of block l by head",
     ),
 }
 _PROMPT_LINES = {
@@ -373,10 +374,6 @@ def _feature_lines(recipe: Recipe) -> list[str]:
             f"l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over {_over(over, what)}"
         )
     return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
-
-
-def _over(over: str, what: str) -> str:
-    return what if over == "these" else over
 
 
 _WEIGHTED_SUM = "sum over c of w[c] A[j,c]"
