@@ -368,11 +368,9 @@ def _feature_lines(recipe: Recipe) -> list[str]:
     lines = [weights.format(tokens=tokens, **own)] if weights else []
     found = terms.format(**own)
     if recipe.weighting == "value*gradient*similarity":
-        over = "the whole context" if "padded_similarity" in recipe.departures else "these"
-        what = "tokens of the text" if recipe.of_text else "patches"
-        lines.append(
-            f"l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over {_over(over, what)}"
-        )
+        over = "tokens of the text" if recipe.of_text else "patches"
+        over = "the whole context" if "padded_similarity" in recipe.departures else over
+        lines.append(f"l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over {over}")
     return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
 
 
