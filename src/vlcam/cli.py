@@ -76,9 +76,17 @@ def explain(
     model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
     image: Annotated[list[Path], typer.Option(help="Image file; may be given several times.")],
     out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
-    text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="The text, for a model that takes text; several share one pass.")
+    ] = None,
     phrase: Annotated[str | None, typer.Option(help="Words of the text; by default the whole text.")] = None,
     occurrence: Annotated[int | None, typer.Option(help="Which one, if the phrase stands more than once.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="How a phrase of a contrastive score is read: phrase (alone) or in_place.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Another text to compare with; repeatable. Default: all texts given.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
     layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
@@ -98,37 +106,49 @@ def explain(
     """Explain the score of an image and a text, or a class: a PNG that carries its recipe, a record, the raw map."""
     chosen = None if recipe is None else _read_recipe(recipe)
     loaded = vlcam.load(model, device=device, dtype=dtype, **_family_options(option or []))
-    given = {"scale": scale, "layer_rule": layer_rule}
+    given = {"scale": scale, "layer_rule": layer_rule, "prompt": prompt}
     changes: dict[str, Any] = {field: value for field, value in given.items() if value}
     _check_names(image)
     made, failed = [], []
     for path in image:
         try:
             with _bar() as progress:
-                explanation = loaded.explain(
+                found = loaded.explain(
                     str(path),
-                    text,
+                    text if text is None or len(text) > 1 else text[0],
                     chosen,
                     phrase=phrase,
                     occurrence=occurrence,
                     layer=layer or None,
                     target=_target(target, list(loaded.adapter.labels)),
+                    against=against or None,
                     strict=strict,
                     progress=progress,
                     **changes,
                 )
-            files = _write(explanation, out, path.stem, words=words, alpha=alpha, overwrite=overwrite)
+            several = isinstance(found, list)
+            explanations = found if several else [found]
+            named_by = [f"{n:02d} {each.text}" if several else None for n, each in enumerate(explanations, start=1)]
+            written = [
+                _write(each, out, path.stem, name, words=words, alpha=alpha, overwrite=overwrite)
+                for each, name in zip(explanations, named_by, strict=True)
+            ]
         except (InputError, FileError, EvidenceError) as error:
             if len(image) == 1:
                 raise
             failed.append((path, str(error)))
             continue
-        made.append({"image": str(path), "files": {k: str(v) for k, v in files.items()}} | explanation.record())
-        _tell(explanation, files)
+        for explanation, files in zip(explanations, written, strict=True):
+            made.append({"image": str(path), "files": {k: str(v) for k, v in files.items()}} | explanation.record())
+            _tell(explanation, files)
     for path, reason in failed:
         _people.print(f"vlcam: {path}: {reason}", style="red")
     if as_json:
-        _emit(made[0] if len(image) == 1 else {"explained": made, "failed": [list(map(str, f)) for f in failed]})
+        _emit(
+            made[0]
+            if len(image) == len(made) == 1
+            else {"explained": made, "failed": [list(map(str, f)) for f in failed]}
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -139,6 +159,7 @@ def sweep(
     image: Annotated[Path, typer.Option(help="Image file.")],
     out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
     text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
+    against: Annotated[list[str] | None, typer.Option(help="Another text to compare with; repeatable.")] = None,
     recipe: Annotated[
         list[str] | None, typer.Option(help="Name of a recipe, or a .toml or .json file; repeatable. Default: all.")
     ] = None,
@@ -172,6 +193,7 @@ def sweep(
             text,
             chosen,
             target=_target(target, list(loaded.adapter.labels)),
+            against=against or None,
             empty="keep",
             progress=progress,
         )
@@ -206,7 +228,7 @@ def _line(explanation: Explanation) -> dict[str, Any]:
         "fingerprint": explanation.recipe.fingerprint,
         "layers": explanation.provenance["run"]["layers"],
         "status": explanation.status,
-        "peak": list(explanation.peak()) if explanation.status == "ok" else None,
+        "peak": list(explanation.peak()) if explanation.status == "ok" and not explanation.recipe.of_text else None,
         "summary": wording.summary(explanation.recipe),
     }
 
@@ -349,12 +371,13 @@ def _check_names(images: Sequence[Path]) -> None:
 
 
 def _write(
-    explanation: Explanation, out: Path, stem: str, *, words: bool, alpha: float, overwrite: bool
+    explanation: Explanation, out: Path, stem: str, name: str | None, *, words: bool, alpha: float, overwrite: bool
 ) -> dict[str, Path]:
+    """The files of one explanation; `name` tells it from others of the same image."""
     make_folder(out)
     run = explanation.provenance["run"]
     about = run["phrase"] if explanation.text is not None else explanation.subject.removeprefix("class ")
-    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(about))))
+    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(name), _slug(about))))
     files = {kind: out / f"{base}{ending}" for kind, ending in _ENDINGS.items()}
     if words:
         files |= {
@@ -405,6 +428,9 @@ def _tell(explanation: Explanation, files: dict[str, Path]) -> None:
         _people.print(f"  cut off, not explained: {', '.join(cut)}", style="yellow")
     if explanation.status != "ok":
         _people.print(f"  status: {explanation.status}", style="yellow")
+    if explanation.recipe.of_text and explanation.status == "ok":
+        scores = "  ".join(f"{word.word} {word.score:.3g}" for word in explanation.word_scores)
+        _people.print(f"  words: {scores}")
     for kind, path in files.items():
         _people.print(f"  {kind}: {path}")
 

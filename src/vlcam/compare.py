@@ -146,7 +146,8 @@ def _name_row(ax: Axes, name: str) -> None:
 
 def _draw(ax: Axes, explanation: Explanation, picture: Image) -> None:
     if explanation.status == "ok":
-        ax.imshow(explanation.overlay().resize(picture.size))
+        shown = explanation.overlay()
+        ax.imshow(shown if explanation.recipe.of_text else shown.resize(picture.size))
         return
     ax.imshow(picture.convert("L"), cmap="gray", vmin=-400, vmax=255)  # faint, under the reason
     reason = explanation.status.replace(" ", "\n")
