@@ -36,6 +36,7 @@ bench: $(READY) ## measure cost in units of the model's own forward
 	$(BIN)/python -m benchmarks itm
 	$(BIN)/python -m benchmarks vit
 	$(BIN)/python -m benchmarks swin
+	$(BIN)/python -m benchmarks clip
 	$(BIN)/python -m benchmarks asking
 
 notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
@@ -45,6 +46,7 @@ docs: notebooks ## remake the measured tables, the pictures, and the notebooks
 	$(BIN)/python docs/draw_images.py
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 	$(BIN)/python -m benchmarks pointing-classes --write docs/pointing_classes.md
+	$(BIN)/python -m benchmarks pointing-clip --write docs/pointing_clip.md
 
 train: $(READY) ## train the embedded models from their seeds, a few hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm

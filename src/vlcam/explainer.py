@@ -25,7 +25,7 @@ from vlcam.pairing import Pairs, pair_up
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash
 from vlcam.questions import Asked, read_target
-from vlcam.readers import OF_TEXTS, HeadKind, compares
+from vlcam.readers import OF_TEXTS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
 from vlcam.targets import Target, resolve
@@ -142,7 +142,8 @@ class Explainer:
         Args:
             image: as in `explain`.
             text: as in `explain`.
-            recipes: names or recipes; by default every named recipe that fits the model and does not ask it again.
+            recipes: names or recipes; by default every named recipe that fits the model and does not ask it again, and
+                for one text does not compare it with others.
             target: as in `explain`; each recipe keeps its own scale. A recipe without a target takes none.
             phrase: as in `explain`; for recipes without text rows it is an error, as there.
             occurrence: as in `explain`.
@@ -163,6 +164,8 @@ class Explainer:
         asked = self._asked(target)
         wanted = fitting(self.adapter) if recipes is None else recipes
         jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
+        if recipes is None and against is None and _one_text(text):
+            jobs = [job for job in jobs if not job.target.compares]
         asking = Asking(batch, progress)
         return self._explain(image, text, asked, jobs, against=against, strict=strict, asking=asking, empty=empty)
 
@@ -290,6 +293,10 @@ class Explainer:
         return Making(self.adapter, self.name, self._weights, pairs, **how)
 
 
+def _one_text(text: Any) -> bool:
+    return isinstance(text, str) or (isinstance(text, (list, tuple)) and len(set(text)) == 1)
+
+
 def _phrases(text: Any, job: Job) -> tuple[Any, tuple[str, ...]]:
     """What is encoded in place of each text, its phrase, and the texts that the phrases are of."""
     wholes = (text,) if isinstance(text, str) else tuple(text or ())
@@ -311,15 +318,14 @@ def _of_texts(target: Target, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Ta
     kind, taking = heads[target.head], pairs.compared
     if kind not in OF_TEXTS or taking is None:
         return target
-    compared = target.reads_classes is not None and compares(kind, target.scale)
-    if compared and int(taking.sum(1).min()) < 2:
+    if target.compares and int(taking.sum(1).min()) < 2:
         raise RecipeError(
             f"{target.label} of one text: it compares the text with others, and without any it is the same for every "
             "image, so that its gradient is zero; give several texts, or others with against=[...], or take "
             "scale='logit' or 'cosine'"
         )
     placed = target.of_classes(pairs.inputs.text_of)
-    return placed.within(taking) if compared and not bool(taking.all()) else placed
+    return placed.within(taking) if target.compares and not bool(taking.all()) else placed
 
 
 def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:

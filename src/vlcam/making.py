@@ -27,7 +27,7 @@ from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.readers import OF_TEXTS, compares
+from vlcam.readers import OF_TEXTS
 from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
 from vlcam.targets import Target
@@ -267,10 +267,7 @@ class Making:
 
     def _against(self, job: Job, pair: int) -> list[str]:
         """The texts that the target compares the pair's own with."""
-        kind = self.adapter.heads.get(job.recipe.target)
-        if kind is None or not (compares(kind, job.recipe.scale) or job.recipe.weighting == "surgery"):
-            return []
-        return self.pairs.others(pair)
+        return self.pairs.others(pair) if job.target.compares else []
 
     def _pooled(self, pair: int) -> dict[str, Any] | None:
         """From which position the text tower read the pair's text."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlcam.errors import InputError, RecipeError, listing
-from vlcam.readers import READERS, HeadKind, reading, score_key
+from vlcam.readers import READERS, HeadKind, compares, reading, score_key
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
 
@@ -54,7 +54,7 @@ class Target:
     Attributes:
         head: the head that runs.
         label: what records call the scalar.
-        scale: the recipe's scale.
+        compares: whether a text is compared with others, so that it takes two.
         read: from the head's output to one scalar per pair.
         differentiate: whether its gradient is wanted.
         path: how the scalar depends on a tensor; see `Recipe.gradient_path`.
@@ -71,7 +71,7 @@ class Target:
     head: str
     label: str
     read: Callable[[Tensor], Tensor] = field(compare=False)
-    scale: str = "raw"
+    compares: bool = False
     differentiate: bool = True
     path: str = "full"
     pooler: bool = False
@@ -142,7 +142,7 @@ def resolve(
         recipe.target,
         f"{recipe.target}_{score_key(recipe.scale)}",
         of(classes),
-        recipe.scale,
+        compares=compares(kind, recipe.scale) or recipe.weighting == "surgery",
         differentiate=recipe.needs_gradient,
         path=path,
         pooler=path == "block" and recipe.stream == "pooler",
