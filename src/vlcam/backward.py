@@ -48,6 +48,7 @@ class Run:
         late: the tensors tapped behind them, with a row per pair.
         windows: how tapped blocks cut their grid into windows.
         read_again: what was tapped while each block's output was read, filled by `gradients`.
+        of_blocks: what a target that is read at each block was there, [P] by block.
     """
 
     adapter: ModelAdapter
@@ -56,6 +57,7 @@ class Run:
     late: Mapping[Tap, Tensor]
     windows: Mapping[Tap, Windows]
     read_again: dict[Tap, Tensor] = field(default_factory=dict)
+    of_blocks: dict[int, Tensor] = field(default_factory=dict)
 
     def gradients(self, target: Target, y: Tensor, *, last: bool) -> dict[Tap, Tensor | None]:
         """dy/d(tensor) at every tap, one row per pair; the graph is kept unless this is the last target.
@@ -92,6 +94,7 @@ class Run:
                 read = spread(scores.detach(), trunk.row_of).contiguous().requires_grad_()
                 y = target.read(read)
             check_finite(y, target)
+            self.of_blocks[output.layer] = y.detach()
             (upstream,) = _gradients(y, [read])
             inside = seen.tensors if target.pooler else inside
             made |= self._through(scores, inside, trunk.row_of, upstream, last=False)

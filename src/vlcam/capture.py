@@ -47,6 +47,7 @@ class Capture:
         encoded: what a text tower made of the texts, where there is one.
         plain: for a target whose gradient is integrated, the gradients at the image itself.
         windows: how tapped blocks cut their grid into windows, where they do; their F2 is [P, windows, H, Q, K].
+        of_blocks: for a target that is read at each block, its value there, [P] by block.
         known: answers that were worked out of the tensors once, for whoever asks again.
     """
 
@@ -58,6 +59,7 @@ class Capture:
     encoded: Encoded | None = None
     windows: Mapping[Tap, Windows] = field(default_factory=dict)
     plain: Mapping[Tap, Tensor | None] = field(default_factory=dict)
+    of_blocks: Mapping[int, Tensor] = field(default_factory=dict)
     known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
 
     def plain_gradient(self, tap: Tap) -> Tensor:
@@ -151,17 +153,28 @@ def capture(
         for number, (target, y) in enumerate(zip(targets, scalars, strict=True)):
             check_finite(y, target)
             fixed = fixed_target(adapter, target, output.detach()) if target.path == "block" else target
-            gradients.append(run.gradients(fixed, y, last=number == len(targets) - 1))
-    own = {tap: by_image(tap, tensor.detach(), windows) for tap, tensor in trunk.tensors.items()}
-    own |= _handed_on(streams, own)
-    own |= {tap: tensor.detach() for tap, tensor in run.read_again.items()}
-    activations = {tap: spread(tensor, inputs.image_of) for tap, tensor in own.items()}
+            run.of_blocks.clear()
+            own = run.gradients(fixed, y, last=number == len(targets) - 1)
+            gradients.append((own, dict(sorted(run.of_blocks.items()))))
+    by_row = {tap: by_image(tap, tensor.detach(), windows) for tap, tensor in trunk.tensors.items()}
+    by_row |= _handed_on(streams, by_row)
+    by_row |= {tap: tensor.detach() for tap, tensor in run.read_again.items()}
+    activations = {tap: spread(tensor, inputs.image_of) for tap, tensor in by_row.items()}
     activations |= {tap: spread(tensor.detach(), inputs.text_of) for tap, tensor in tower.tensors.items()}
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
     encoded = None if inputs.encoded is None else replace(inputs.encoded, own=inputs.encoded.own.detach())
     return tuple(
-        Capture(activations, found, y.detach(), {name: output.detach()}, context.detach(), encoded, windows)
-        for found, y in zip(gradients, scalars, strict=True)
+        Capture(
+            activations,
+            found,
+            y.detach(),
+            {name: output.detach()},
+            context.detach(),
+            encoded,
+            windows,
+            of_blocks=of_blocks,
+        )
+        for (found, of_blocks), y in zip(gradients, scalars, strict=True)
     )
 
 

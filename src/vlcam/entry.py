@@ -42,10 +42,17 @@ class Entry:
     def at_depth(self, depth: int) -> tuple[Recipe, str]:
         """Return the recipe for a stream of `depth` blocks, and a sentence that says how its layers were found.
 
-        A published index b of n blocks stands for the same relative depth: floor(b (depth - 1) / (n - 1)).
+        A published index b of n blocks stands for the same relative depth: floor(b (depth - 1) / (n - 1)). Of indices
+        that count from the end those are kept that the stream has.
         """
-        if not self.depth or depth == self.depth or not isinstance(self.recipe.layers, tuple):
+        if not isinstance(self.recipe.layers, tuple) or depth == self.depth:
             return self.recipe, "as published"
+        if not self.depth:
+            kept = tuple(b for b in self.recipe.layers if b >= -depth)
+            if kept == self.recipe.layers:
+                return self.recipe, "as published"
+            rule = f"published on blocks {list(self.recipe.layers)}, of which this model of {depth} has those kept"
+            return self.recipe.replace(layers=kept), rule
         layers = tuple(dict.fromkeys(b * (depth - 1) // (self.depth - 1) for b in self.recipe.layers))
         rule = f"published on block {list(self.recipe.layers)} of {self.depth}; same relative depth of {depth} blocks"
         return self.recipe.replace(layers=layers), rule

@@ -16,9 +16,13 @@ _NUMBER = re.compile(r"(?:layers?|blocks?|resblocks)\.(\d+)(?=\.|$)")
 
 
 def module_names(stream: StreamAnatomy, root: nn.Module) -> tuple[str, ...]:
-    """The dotted name of every block's module; of a block that is no module, of the one that gives its output."""
+    """The dotted name of every block's module; of a block that is no module, of the one that gives its output.
+
+    Of a pooler it is the attention's.
+    """
     names = {id(module): name for name, module in root.named_modules()}
-    return tuple(names.get(id(block.sites["F6"].module), "") if "F6" in block.sites else "" for block in stream.blocks)
+    givers = (block.sites.get("F6", block.sites.get("CROSS")) for block in stream.blocks)
+    return tuple("" if giver is None else names.get(id(giver.module), "") for giver in givers)
 
 
 def block_named(path: str, stream: StreamAnatomy, root: nn.Module) -> int:

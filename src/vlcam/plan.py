@@ -15,7 +15,7 @@ from vlcam.readers import READERS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.targets import Custom, Region, Target, resolve
 
-__all__ = ["Job", "in_passes", "plan"]
+__all__ = ["Job", "counted", "in_passes", "plan"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def plan(
     """
     if isinstance(recipe, str):
         entry = named(recipe)
-        blocks = _blocks(adapter, changes.get("stream", entry.recipe.stream), entry.recipe.gradient_path).blocks
+        blocks = counted(adapter, changes.get("stream", entry.recipe.stream), entry.recipe.gradient_path).blocks
         chosen, fitted = entry.fitted(len(blocks), adapter)
     else:
         chosen, fitted = recipe, dict.fromkeys(("layers", "target", "tokens"), "as given")
@@ -147,7 +147,7 @@ def plan(
         field = "queries" if chosen.queries == "phrase" else "prompt"
         raise RecipeError(f"{field}={getattr(chosen, field)!r}: say which words, phrase='...'")
     stream = adapter.anatomy.stream(chosen.stream)
-    layers = _blocks(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers)
+    layers = counted(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
     _check_windows(chosen, stream, adapter.prefix)
     _check_form(chosen, adapter.attention)
@@ -157,7 +157,7 @@ def plan(
     return Job(chosen, layers, fitted, target, phrase, occurrence)
 
 
-def _blocks(adapter: ModelAdapter, stream: str, path: str) -> StreamAnatomy:
+def counted(adapter: ModelAdapter, stream: str, path: str) -> StreamAnatomy:
     """The stream whose blocks a recipe's `layers` count: a pooler that reads each block's output counts those."""
     return adapter.anatomy.stream("vision" if (stream, path) == ("pooler", "block") else stream)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vlcam.adapter import ModelAdapter
 from vlcam.capture import Capture
-from vlcam.plan import Job
+from vlcam.plan import Job, counted
 from vlcam.readers import explained_classes
 from vlcam.rows import Selection
 from vlcam.targets import Target
@@ -107,9 +107,12 @@ def run_record(
         "site": job.recipe.site,
         "layers": list(job.layers),
         "fitted": dict(job.fitted),
-        "blocks": len(adapter.anatomy.stream(job.recipe.stream).blocks),
+        "blocks": len(counted(adapter, job.recipe.stream, job.recipe.gradient_path).blocks),
         "target": job.target.label,
         "target_value": None if job.recipe.target == "none" else float(found.target[pair]),
+        "block_values": [float(values[pair]) for values in found.of_blocks.values()]
+        if job.target.path == "block"
+        else None,
         "grid": list(grid),
         "prefix_tokens": list(adapter.prefix),
         "dropped": selection.dropped,

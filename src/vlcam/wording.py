@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlcam.choices import ATTENTION_SITES, CARRIED, FLOWS, takes_target
+from vlcam.choices import ATTENTION_SITES, CARRIED, CONTRASTIVE, FLOWS, takes_target
 from vlcam.recipe import Recipe
 
 __all__ = ["describe", "formula", "summary"]
@@ -204,9 +204,9 @@ def formula(recipe: Recipe) -> str:
 
     A is the tensor read at the site, G the gradient of y with respect to it, S what the softmax of A takes, h a head, t
     a query row, j an image token, i a pooled token, c a channel, l a block, z the class logits. Where texts are scored,
-    v is the image embedding, t a text embedding and cos their cosine.
+    v is the image embedding, t a text embedding, cos their cosine, s and b the model's scale and bias.
     """
-    lines = list(_FORM_LINES.get(recipe.attention, ()))
+    lines = _form_lines(recipe)
     if recipe.prompt != "whole":
         lines.append(_PROMPT_LINES[recipe.prompt])
     if recipe.needs_gradient:
@@ -228,14 +228,20 @@ def formula(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-_FORM_LINES = {
-    "one_head": ("attention from the first of these blocks on (site F6: behind it) has one head of full width",),
-    "identity": ("in the last block A[h,t,j] = 1 for t = j, else 0",),
-    "values": (
-        "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the values "
-        "of block l by head",
-    ),
-}
+def _form_lines(recipe: Recipe) -> list[str]:
+    """How attention is computed, where it is not as in the model."""
+    where = "behind the first of these blocks," if recipe.site == "F6" else "from the first of these blocks on,"
+    return {
+        "own": [],
+        "one_head": [f"{where} attention has one head of full width D, its scores divided by sqrt(D)"],
+        "identity": ["in the last block A[h,t,j] = 1 for t = j, else 0"],
+        "values": [
+            "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the "
+            "values of block l by head, d their width"
+        ],
+    }[recipe.attention]
+
+
 _PROMPT_LINES = {
     "phrase": "own text = the phrase alone",
     "in_place": "own text = the whole text, with the keys of all words but the phrase hidden in every block",
@@ -243,11 +249,15 @@ _PROMPT_LINES = {
 
 
 def _path(recipe: Recipe) -> str:
-    if recipe.stream != "pooler" or recipe.gradient_path != "block":
-        return _PATHS[recipe.gradient_path]
+    path = _PATHS[recipe.gradient_path]
+    if recipe.gradient_path != "block":
+        return path
+    if recipe.stream != "pooler":
+        return path.replace("z_l = head", "v_l = projection") if recipe.target in CONTRASTIVE else path
+    read = "final norm and pooler of F6_l"
     if "bare_pooler" in recipe.departures:
-        return "G_l = dy_l/dA_l, y_l read from block l: v_l = pooler(F6_l), A_l the pooler's attention"
-    return "G_l = dy_l/dA_l, y_l read from block l: v_l = pooler(norm(F6_l)) of length 1, A_l the pooler's attention"
+        read = "pooler of F6_l, without the final norm, and in CoCa v_l . t for the cosine"
+    return f"G_l = dy_l/dA_l, A_l the pooler's attention, y_l read from block l: v_l = {read}"
 
 
 def _attention_lines(recipe: Recipe) -> list[str]:

@@ -148,14 +148,13 @@ ENTRIES = (
         _MASKCLIP.replace(
             name="clip-surgery",
             site="F3",
-            layers=(6, 7, 8, 9, 10, 11),
+            layers=(-6, -5, -4, -3, -2, -1),
             attention="values",
             weighting="surgery",
             layer_rule="sum",
         ),
         citations.CLIP_SURGERY,
         "xmed-lab/CLIP_Surgery d4696d4, clip/clip_surgery_model.py and clip.py, clip_feature_surgery",
-        depth=12,
         notes="Takes no gradient, and at least two texts. With weighting='similarity', scale='difference' and "
         "against=[''] it is the variant with a redundant text. The ensemble of prompts is left to the caller.",
     ),
