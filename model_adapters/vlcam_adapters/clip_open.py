@@ -6,63 +6,39 @@ meet in a cosine.
 
 from __future__ import annotations
 
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import open_clip
-import torch
 from open_clip.hf_model import HFTextEncoder
 from open_clip.model import CLIP, CustomTextCLIP
-from open_clip.timm_model import TimmModel
-from open_clip.tokenizer import HFTokenizer, SigLipTokenizer, SimpleTokenizer, basic_clean, canonicalize_text
 from open_clip.transformer import (
-    CustomResidualAttentionBlock,
-    ResidualAttentionBlock,
     TextTransformer,
-    VisionTransformer,
 )
-from timm.layers import AttentionPoolLatent
-from timm.models.deit import VisionTransformerDistilled
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import Split
-from tokenizers.processors import RobertaProcessing
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
-from transformers import PreTrainedTokenizerFast
+from torch.nn.functional import normalize
 
-from vlcam.adapter import Inputs, ModelAdapter, Prefix, PreparedImages, PreparedTexts
-from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
-from vlcam.errors import AdapterError, InputError, listing
+from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
+from vlcam.anatomy import Anatomy, StreamAnatomy
+from vlcam.errors import AdapterError, InputError
 from vlcam.images import SourceImage
 from vlcam.readers import READERS
 from vlcam.targets import HeadKind
-from vlcam.text import Span, TextLayout, lay_out
-from vlcam_adapters.classifier import ImageSizes, Stack, given_pixels, pair
-from vlcam_adapters.clip_text import Pool, TextWarning, check_tokenizer, read_back, tokenise
+from vlcam_adapters.classifier import Stack, given_pixels, pair
 from vlcam_adapters.contrastive import similarities
 from vlcam_adapters.hf_loading import cast, placed
 from vlcam_adapters.hf_processing import whole_pixels
+from vlcam_adapters.open_clip_texts import Texts
+from vlcam_adapters.open_clip_towers import residual_stack, tower_of
 from vlcam_adapters.torchvision_processing import Pipeline, prepare
-from vlcam_adapters.vit_timm import CHECKPOINTING, VitTimm, changed, fused_or_explicit, loading_by, prefix_of, stack_of
+from vlcam_adapters.vit_timm import CHECKPOINTING, changed, loading_by
 
-__all__ = ["ClipOpen", "OpenClipAdapter", "Texts", "Tower", "residual_block", "residual_stack"]
+__all__ = ["ClipOpen", "OpenClipAdapter"]
 
 _FUSED = "fused (scaled_dot_product_attention)"
-_CHECKPOINTING = (
-    "gradient checkpointing, which open_clip and timm keep on in evaluation too, is off while vlcam runs the model"
-)
-_LAYER_SCALE = "F3 and F5 are the branches before LayerScale"
-_FIXED = (
-    "open_clip fits positions to another size only where it loads weights: create the model with "
-    "force_image_size=(height, width), or load it with image_size=(height, width)"
-)
 _NO_FUSION = (
     "it has no cross-attention; its cross-modal evidence is the cosine of its two towers, whose maps the streams "
     "vision and text give"
@@ -71,412 +47,7 @@ _GIVE = (
     "give (preprocess, tokenizer): the last of the three that open_clip.create_model_and_transforms returns, and what "
     "open_clip.get_tokenizer returns; vlcam.wrap(model, (preprocess, tokenizer))"
 )
-_POOLS: dict[str, Pool] = {"argmax": "largest id", "eos": "first end", "last": "last"}
 _CHANNELS = 3
-
-
-class Tower(ABC):
-    """A vision tower: how its image tokens are made, pooled and projected.
-
-    Attributes:
-        visual: the tower, as it stands in the model.
-        stack: its blocks.
-        prefix: image tokens before the patches.
-        reads: whether the class token is pooled, or the patches are.
-        sizes: which image sizes it takes.
-        entry: its first layer, whose device and type images must have.
-        loop: the module that runs the blocks.
-        attention: how attention is computed, in words.
-        pools: whether it pools by attention.
-    """
-
-    visual: Any
-    stack: Stack
-    prefix: tuple[Prefix, ...]
-    reads: Literal["cls", "patches"]
-    sizes: ImageSizes
-    entry: nn.Module
-    loop: nn.Module
-    attention: str
-    pools: bool
-
-    def tokens(self, pixel_values: Tensor) -> Tensor:
-        """The last block's output, [I, prefix + h * w, D]."""
-        made = self.visual.forward_intermediates(
-            pixel_values, indices=1, intermediates_only=True, output_fmt="NLC", output_extra_tokens=True
-        )
-        patches: Tensor = made["image_intermediates"][0]
-        prefix = made.get("image_intermediates_prefix")
-        return patches if prefix is None else torch.cat((prefix[0], patches), 1)
-
-    @abstractmethod
-    def pooled(self, tokens: Tensor) -> Tensor:
-        """From what `tokens` gave to the image's embedding [I, E], not yet of unit length."""
-
-    @abstractmethod
-    def norm(self, tokens: Tensor) -> Tensor:
-        """The final norm, which tokens [..., D] have to pass."""
-
-    @abstractmethod
-    def projected(self, vectors: Tensor) -> Tensor:
-        """From vectors [..., D] behind the final norm to embeddings [..., E]."""
-
-    @abstractmethod
-    def of_block(self, tokens: Tensor, *, bare: bool) -> Tensor:
-        """What the pooler makes of any block's tokens [I, N, D]; see `ModelAdapter.read_block`."""
-
-    @abstractmethod
-    def pooler(self, tokens: str) -> StreamAnatomy | None:
-        """The stream of the pooler, whose keys are tokens as described in words; None where there is none."""
-
-    def in_words(self, size: tuple[int, int]) -> str:
-        """The image tokens in order."""
-        rows, columns = self.sizes.grid(size)
-        names = [f"[{name.upper()}]" for name in self.prefix]
-        return f"{', '.join(names)}{', then ' if names else ''}{rows} x {columns} patches in raster order"
-
-
-class _NativeTower(Tower):
-    """A tower of open_clip's own."""
-
-    prefix: tuple[Prefix, ...] = ("cls",)
-
-    def __init__(self, visual: VisionTransformer) -> None:
-        """Hold a tower.
-
-        Raises:
-            AdapterError: it pools in a way that is not known.
-        """
-        self.visual, self.entry, self.loop = visual, visual.conv1, visual.transformer
-        self.pools = visual.attn_pool is not None
-        if visual.pool_type not in ("tok", "avg"):
-            raise AdapterError(
-                f"visual pools by pool_type={visual.pool_type!r}, attentional_pool="
-                f"{getattr(visual, 'attn_pool_type', False)!r}: looked for pool_type 'tok' or 'avg', with "
-                "attentional_pool on or off"
-            )
-        self.reads = "patches" if self.pools or visual.pool_type == "avg" else "cls"
-        self.sizes = ImageSizes(pair(visual.patch_size), pair(visual.image_size), others=False, remedy=_FIXED)
-        self.stack = residual_stack(visual.transformer, "visual")
-        self.attention = _FUSED
-
-    def pooled(self, tokens: Tensor) -> Tensor:
-        seen, _ = self.visual._pool(tokens)  # noqa: SLF001 - the order of norm and pooling is the library's own
-        return self._out(seen)
-
-    def norm(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.visual.ln_post(tokens)
-        return found
-
-    def projected(self, vectors: Tensor) -> Tensor:
-        return self._out(vectors)
-
-    def of_block(self, tokens: Tensor, *, bare: bool) -> Tensor:
-        if not bare:
-            return normalize(self.pooled(tokens), dim=-1)
-        slots = self.visual.attn_pool(tokens)
-        return self._out(slots[:, 0] if self.visual.pool_type == "tok" else slots[:, 1:].mean(1))
-
-    def pooler(self, tokens: str) -> StreamAnatomy | None:
-        if not self.pools:
-            return None
-        module, queries = self.visual.attn_pool, len(self.visual.attn_pool.query)
-        sites = {"CROSS": Reading(module.attn, "attention"), "CONTEXT": Reading(module, "input")}
-        said = f"{queries} learned queries; keys of CROSS: {tokens}"
-        width, heads = int(module.attn.embed_dim), int(module.attn.num_heads)
-        return StreamAnatomy("pooler", (Block(sites),), width, heads, said, trunk=False, queries=queries)
-
-    def _out(self, vectors: Tensor) -> Tensor:
-        return vectors if self.visual.proj is None else vectors @ self.visual.proj
-
-
-class _TimmTower(Tower):
-    """A tower that wraps a vision transformer of timm."""
-
-    def __init__(self, visual: TimmModel) -> None:
-        """Hold a tower.
-
-        Raises:
-            AdapterError: it pools in a way that is not known, or has blocks that are not.
-        """
-        trunk = visual.trunk
-        self.visual, self.entry, self.loop = visual, trunk.patch_embed, trunk
-        self.prefix = prefix_of(trunk)
-        pool = getattr(trunk, "attn_pool", None)
-        self.pools = pool is not None
-        keeps_all = not self.prefix or getattr(trunk, "pool_include_prefix", True)
-        if not trunk.global_pool or (pool is not None and not (isinstance(pool, AttentionPoolLatent) and keeps_all)):
-            raise AdapterError(
-                f"visual.trunk pools by global_pool={trunk.global_pool!r}, attn_pool={type(pool).__name__}: looked for "
-                "a pool of the class token or of patches, or an AttentionPoolLatent that reads all tokens"
-            )
-        self.reads = "cls" if trunk.global_pool == "token" else "patches"
-        embed = trunk.patch_embed
-        self.sizes = ImageSizes(
-            tuple(embed.feat_ratio(as_scalar=False)),
-            tuple(embed.img_size),
-            getattr(trunk, "dynamic_img_size", False),
-            _FIXED,
-        )
-        self.stack = stack_of(trunk)
-        self.attention = fused_or_explicit(trunk.blocks)
-
-    def tokens(self, pixel_values: Tensor) -> Tensor:
-        """The last block's output; where it is pooled by attention, behind the final norm, as the pooler reads it."""
-        made = super().tokens(pixel_values)
-        return self.norm(made) if self.pools else made
-
-    def pooled(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.visual.head(self.visual.trunk.forward_head(tokens if self.pools else self.norm(tokens)))
-        return found
-
-    def norm(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.visual.trunk.norm(tokens)
-        return found
-
-    def projected(self, vectors: Tensor) -> Tensor:
-        trunk = self.visual.trunk
-        found: Tensor = self.visual.head(trunk.head(trunk.head_drop(trunk.fc_norm(vectors))))
-        return found
-
-    def of_block(self, tokens: Tensor, *, bare: bool) -> Tensor:
-        return normalize(self.pooled(tokens if bare else self.norm(tokens)), dim=-1)
-
-    def pooler(self, tokens: str) -> StreamAnatomy | None:
-        if not self.pools:
-            return None
-        module = self.visual.trunk.attn_pool
-        sites = {"CROSS": Reading(module, "attention"), "CONTEXT": Reading(module, "input")}
-        queries, heads = int(module.latent_len), int(module.num_heads)
-        said = f"{queries} learned {'query' if queries == 1 else 'queries'}; keys of CROSS: {tokens}"
-        width = heads * int(module.head_dim)
-        return StreamAnatomy("pooler", (Block(sites),), width, heads, said, trunk=False, queries=queries)
-
-
-def _tower(visual: Any) -> Tower:
-    if isinstance(visual, VisionTransformer):
-        return _NativeTower(visual)
-    trunk: Any = getattr(visual, "trunk", None)
-    if isinstance(visual, TimmModel) and VitTimm.accepts(trunk) and not isinstance(trunk, VisionTransformerDistilled):
-        return _TimmTower(visual)
-    found = " around ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in (visual, trunk) if each)
-    kinds = ", ".join(kind.__name__ for kind in VitTimm.families)
-    raise AdapterError(
-        f"visual is {found}, which this adapter does not know; looked for open_clip.transformer.VisionTransformer, and "
-        f"for open_clip.timm_model.TimmModel around one of timm's {kinds}"
-    )
-
-
-def residual_stack(transformer: Any, name: str) -> Stack:
-    """The blocks of one of open_clip's transformers.
-
-    Raises:
-        AdapterError: blocks that are not known.
-    """
-    if not transformer.batch_first:
-        raise AdapterError(f"{name}.transformer has batch_first=False; this adapter reads [batch, tokens, width] alone")
-    blocks, first = tuple(residual_block(block) for block in transformer.resblocks), transformer.resblocks[0]
-    notes = [_CHECKPOINTING]
-    if not isinstance(first.ls_1, nn.Identity):
-        notes.append(_LAYER_SCALE)
-    if isinstance(first, CustomResidualAttentionBlock):
-        if not isinstance(first.ln_attn, nn.Identity):
-            notes.append("F3 comes before ln_attn, which attention passes on its way to the residual stream")
-        if not isinstance(first.attn.ln_inner, nn.Identity) or first.attn.head_scale is not None:
-            notes.append("F3_HEADS comes after the scale of heads and attn.ln_inner, where there are such")
-    return Stack(blocks, int(transformer.width), int(first.attn.num_heads), tuple(notes))
-
-
-def residual_block(block: Any) -> Block:
-    """The sites of a block of open_clip.
-
-    Raises:
-        AdapterError: a block that is not known.
-    """
-    if isinstance(block, CustomResidualAttentionBlock):
-        heads = Reading(block.attn.out_proj, "input")
-    elif isinstance(block, ResidualAttentionBlock):
-        heads = Reading(block.attn, "heads")
-    else:
-        raise AdapterError(
-            f"a block is {type(block).__module__}.{type(block).__qualname__}; looked for ResidualAttentionBlock and "
-            "CustomResidualAttentionBlock of open_clip.transformer"
-        )
-    return Block(
-        {
-            "F1": Reading(block.ln_1, "output"),
-            "F2": Reading(block.attn, "attention"),
-            "F3_HEADS": heads,
-            "F3": Reading(block.attn, "output"),
-            "F4": Reading(block.ln_2, "output"),
-            "F5": Reading(block.mlp, "output"),
-            "F6": Reading(block, "output"),
-        }
-    )
-
-
-class Texts:
-    """How texts become the ids that an open_clip text tower takes: always padded to its full context length."""
-
-    def __init__(self, tokenizer: Any, tower: Any, length: int) -> None:
-        """Hold a tokenizer and what a text tower says of itself.
-
-        Args:
-            tokenizer: open_clip's, or a fast tokenizer of transformers.
-            tower: a `TextTransformer`, or a `CLIP`, which holds the parts of one.
-            length: how many tokens a text has.
-
-        Raises:
-            AdapterError: a tokenizer that cannot be used, or that belongs to another model.
-        """
-        whole = isinstance(tower, CLIP)
-        kind = tower.text_pool_type if whole else tower.pool_type
-        self._appended = not whole and tower.cls_emb is not None
-        if kind not in _POOLS:
-            raise AdapterError(f"the text tower pools by pool_type={kind!r}: looked for {listing(_POOLS)}")
-        self._pool: Pool = "first end" if self._appended else _POOLS[kind]
-        self._simple = tokenizer if isinstance(tokenizer, SimpleTokenizer) else None
-        self._fast, self._clean, own, self._stripped = _opened(tokenizer)
-        # Behind the end a causal tower reads nothing, or hides the padding by this id.
-        model = (0 if whole else tower.pad_id) if tower.attn_mask is not None else self._fast.pad_token_id
-        self._padding = int(own if own is not None else model or 0)
-        self._length, self._table = length, int(tower.vocab_size)
-        if self._pool != "last":  # the tables of towers that are read at the last position may be larger or smaller
-            check_tokenizer(self._fast, self._table)
-        end = tower.text_eos_id if whole else tower.eos_id
-        if kind == "eos" and end != self._fast.eos_token_id:
-            raise AdapterError(
-                f"the model pools a text at id {end}, and the tokenizer ends texts with id {self._fast.eos_token_id}: "
-                f"they do not belong together; {_GIVE}"
-            )
-
-    def prepared(self, texts: Sequence[str]) -> PreparedTexts:
-        """Tokenise; what does not fit is cut off and listed.
-
-        Raises:
-            AdapterError: the places of tokens in the text cannot be told.
-            InputError: ids that the model does not embed.
-        """
-        cleaned = [self._clean(text) for text in texts]
-        found = tokenise(self._fast, cleaned, self._length, pool=self._pool, padding=self._padding, full=True)
-        if int(found.ids.max()) >= self._table:
-            raise InputError(
-                f"the tokenizer gave id {int(found.ids.max())}, but the model embeds 0 to {self._table - 1}; {_GIVE}"
-            )
-        if self._simple is not None:
-            _check_same(self._simple, texts, found.ids)
-        layouts = [_placed(*each) for each in zip(texts, cleaned, found.layouts, strict=True)]
-        ids, mask = found.ids, found.mask
-        if self._stripped is not None:
-            gone = ids == self._stripped
-            ids, mask = ids.masked_fill(gone, self._padding), mask.masked_fill(gone, 0)
-            layouts = [_without(layout, self._stripped) for layout in layouts]
-        return self._found(ids, mask, tuple(layouts), found.pooled)
-
-    def given(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
-        """Take ids [T, N]; shorter ones than the context are padded.
-
-        Raises:
-            InputError: ids or a mask that the model cannot take.
-        """
-        rows = ids if ids.ndim == 2 else ids[None]
-        found = read_back(self._fast, rows, mask, pool=self._pool, table=self._table, limit=self._length)
-        missing = self._length - found.ids.shape[1]
-        if missing and self._pool == "last":
-            warnings.warn(
-                f"input_ids of {found.ids.shape[1]} tokens: the model reads a text at the last of {self._length}, so "
-                f"that {missing} tokens of padding, id {self._padding}, were added to each text",
-                TextWarning,
-                stacklevel=4,
-            )
-        filled = pad(found.ids, (0, missing), value=self._padding)
-        return self._found(filled, pad(found.mask, (0, missing)), found.layouts, found.pooled)
-
-    def _found(
-        self, ids: Tensor, mask: Tensor, layouts: tuple[TextLayout, ...], pooled: tuple[int, ...]
-    ) -> PreparedTexts:
-        if self._appended:  # a place for the token that the tower appends, whose id it does not read
-            ids, mask = pad(ids, (0, 1), value=self._padding), pad(mask, (0, 1), value=1)
-        if self._appended or self._pool == "last":
-            pooled = (ids.shape[1] - 1,) * len(layouts)
-        return PreparedTexts({"input_ids": ids, "attention_mask": mask}, layouts, pooled)
-
-
-def _opened(tokenizer: Any) -> tuple[Any, Callable[[str], str], int | None, int | None]:
-    """A fast tokenizer, what is done to a text before, the id of the padding, and one that becomes padding, if any."""
-    if isinstance(tokenizer, SimpleTokenizer):
-        if tokenizer.reduction_fn is not None:
-            raise AdapterError(
-                f"{type(tokenizer).__name__} with a reduction_mask leaves out words at random, so that a text has no "
-                "tokens of its own; make it without"
-            )
-        return _fast(tokenizer), tokenizer.clean_fn, 0, None
-    wrapped = isinstance(tokenizer, (HFTokenizer, SigLipTokenizer))
-    bare = tokenizer.tokenizer if wrapped else tokenizer
-    if not getattr(bare, "is_fast", False):
-        raise AdapterError(f"{type(bare).__name__} gives no character offsets, which maps of words need; {_GIVE}")
-    if not wrapped:
-        return bare, str, None, None
-    mode = getattr(tokenizer, "tokenizer_mode", "")
-    if mode or bare.padding_side != "right":
-        raise AdapterError(
-            f"{type(tokenizer).__name__} with tokenizer_mode={mode!r}, padding_side={bare.padding_side!r}: this "
-            "adapter knows texts that are padded at their end, and no mode"
-        )
-    clean = getattr(tokenizer, "clean_fn", lambda text: canonicalize_text(basic_clean(text)))
-    strips = getattr(tokenizer, "strip_sep_token", False)
-    return bare, clean, 0 if strips else bare.pad_token_id, bare.sep_token_id if strips else None
-
-
-def _fast(tokenizer: Any) -> Any:
-    """open_clip's own tokenizer as one that tells where each token lies; it takes texts that are cleaned already."""
-    merges = sorted(tokenizer.bpe_ranks, key=tokenizer.bpe_ranks.get)
-    made = Tokenizer(BPE(tokenizer.encoder, merges, continuing_subword_prefix="", end_of_word_suffix="</w>"))
-    cut = Split(Regex(f"(?i){tokenizer.pat.pattern}"), "removed", invert=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    first, last = (tokenizer.decoder[id_] for id_ in (tokenizer.sot_token_id, tokenizer.eot_token_id))
-    made.post_processor = RobertaProcessing(
-        (last, tokenizer.eot_token_id), (first, tokenizer.sot_token_id), trim_offsets=False, add_prefix_space=False
-    )
-    # The mark of a word's end becomes the byte of a blank, as that alphabet writes it.
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("</w>", "\u0120"), decoders.ByteLevel(), decoders.Strip(" ", 0, 1)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=first, eos_token=last, padding_side="right")
-
-
-def _check_same(tokenizer: Any, texts: Sequence[str], ids: Tensor) -> None:
-    """The places of tokens come from another tokenizer than the model's own, which must agree with it."""
-    for text, row in zip(texts, ids.tolist(), strict=True):
-        own = [tokenizer.sot_token_id, *tokenizer.encode(text)[: len(row) - 2], tokenizer.eot_token_id]
-        if row[: len(own)] != own:
-            raise AdapterError(
-                f"{text!r}: the places of its tokens cannot be told, for {type(tokenizer).__name__} makes {own} of it, "
-                f"and a tokenizer with places {row[: len(own)]}; write it without the signs that they read differently"
-            )
-
-
-def _placed(text: str, cleaned: str, layout: TextLayout) -> TextLayout:
-    """The layout of a text as typed, from that of the cleaned text."""
-    if text == cleaned:
-        return layout
-    matcher = SequenceMatcher(None, [c.lower() for c in text], [c.lower() for c in cleaned], autojunk=False)
-    places: list[Span] = []
-    for kind, begin, end, first, last in matcher.get_opcodes():
-        alike = [(index, index + 1) for index in range(begin, end)]
-        places += alike if kind == "equal" else [(begin, end)] * (last - first)
-    spans = [(places[begin][0], places[end - 1][1]) if begin < end else (0, 0) for begin, end in layout.spans]
-    truncated = bool(layout.cut_text)
-    return lay_out(text, layout.ids, layout.pieces, spans, layout.special, truncated=truncated)
-
-
-def _without(layout: TextLayout, id_: int) -> TextLayout:
-    """A layout without the tokens of an id, which are none of a word."""
-    rows = zip(layout.ids, layout.pieces, layout.spans, layout.special, strict=True)
-    ids, pieces, spans, special = zip(*(row for row in rows if row[0] != id_), strict=True)
-    return lay_out(layout.text, ids, pieces, spans, special, truncated=bool(layout.cut_text))
 
 
 class OpenClipAdapter(ModelAdapter):
@@ -514,7 +85,7 @@ class OpenClipAdapter(ModelAdapter):
         transform, tokenizer = _both(processor)
         self.module = module
         self._check_parts()
-        self.tower = _tower(self.module.visual)
+        self.tower = tower_of(self.module.visual)
         self.text = _text_tower(self.module)
         self.prefix, self.reads = self.tower.prefix, self.tower.reads
         self._texts = Texts(tokenizer, self.text, self._context)

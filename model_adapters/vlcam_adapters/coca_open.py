@@ -21,7 +21,8 @@ from vlcam.adapter import Encoded, Inputs
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError, InputError
 from vlcam.targets import HeadKind
-from vlcam_adapters.clip_open import OpenClipAdapter, residual_block
+from vlcam_adapters.clip_open import OpenClipAdapter
+from vlcam_adapters.open_clip_towers import residual_block
 
 __all__ = ["CocaOpen"]
 
