@@ -106,6 +106,7 @@ class Inputs:
         image_of: for each pair, its image.
         text_of: for each pair, its text; empty without texts.
         encoded: what the text tower made of the texts, for `head` of a model that has one.
+        answers: P answers, one per pair, for a model that answers questions.
     """
 
     images: PreparedImages
@@ -113,6 +114,7 @@ class Inputs:
     image_of: tuple[int, ...]
     text_of: tuple[int, ...] = ()
     encoded: Encoded | None = None
+    answers: PreparedTexts | None = None
 
 
 class ModelAdapter(ABC):
@@ -128,10 +130,13 @@ class ModelAdapter(ABC):
         heads: the scores that the model offers, by target name, with the kind of tensor that each returns.
         labels: names of the classes that a head of the kind `classes` tells apart; empty where they have none.
         readouts: heads that recipes read, and that are no scores of the model itself.
+        writes: what the model can write of an image when it is given none: a `caption`, an `answer` to a question;
+            empty where it writes nothing.
     """
 
     library: ClassVar[str] = ""
     readouts: ClassVar[frozenset[str]] = frozenset()
+    writes: ClassVar[Literal["", "caption", "answer"]] = ""
     architectures: ClassVar[tuple[str, ...]] = ()
     takes_text: ClassVar[bool] = True
     module: nn.Module
@@ -192,6 +197,14 @@ class ModelAdapter(ABC):
 
     def accept_ids(self, ids: Tensor, mask: Tensor | None) -> PreparedTexts:
         """Take token ids [T, N] that are already made, and spell the text back. Needed where the model takes text."""
+        raise NotImplementedError
+
+    def prepare_answers(self, answers: Sequence[str]) -> PreparedTexts:
+        """Tokenise answers to questions. Needed where the model answers questions."""
+        raise NotImplementedError
+
+    def write(self, inputs: Inputs) -> list[str]:
+        """Write a caption for each image, or an answer for each pair, deterministically. Needed where `writes` says."""
         raise NotImplementedError
 
     @abstractmethod

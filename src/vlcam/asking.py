@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from vlcam.adapter import Encoded, Inputs, ModelAdapter
+from vlcam.adapter import Encoded, Inputs, ModelAdapter, PreparedTexts
 from vlcam.anatomy import Tap
 from vlcam.capture import Capture, as_found, fixed_target
 from vlcam.errors import RecipeError
@@ -141,7 +141,15 @@ def _repeated(inputs: Inputs, found: Capture, pair: int, pixels: Tensor) -> Inpu
         steps=(images.steps[image],) * count,
     )
     text_of = inputs.text_of[pair : pair + 1] * count
-    return Inputs(repeated, inputs.texts, tuple(range(count)), text_of, encoded)
+    return Inputs(repeated, inputs.texts, tuple(range(count)), text_of, encoded, _same(inputs.answers, pair, count))
+
+
+def _same(answers: PreparedTexts | None, pair: int, count: int) -> PreparedTexts | None:
+    """A pair's answer for every variant."""
+    if answers is None:
+        return None
+    rows = {name: tensor[[pair] * count] for name, tensor in answers.tensors.items()}
+    return PreparedTexts(rows, (answers.layouts[pair],) * count)
 
 
 @contextmanager

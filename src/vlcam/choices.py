@@ -20,6 +20,7 @@ __all__ = [
     "SCORED",
     "WITHOUT_GRADIENT",
     "WORDS",
+    "WRITTEN",
     "Attention",
     "AttentionWeighting",
     "ChannelWeighting",
@@ -51,7 +52,9 @@ Site = Literal["F1", "F2", "F3", "F3_HEADS", "F4", "F5", "F6", "CROSS", "CONTEXT
 Stream = Literal["vision", "text", "pooler", "fusion"]
 Layers = tuple[int, ...] | Literal["last", "all"]
 Attention = Literal["own", "one_head", "identity", "values"]
-Target = Literal["class", "segmentation", "itm", "contrastive", "contrastive_patches", "caption", "custom", "none"]
+Target = Literal[
+    "class", "segmentation", "itm", "contrastive", "contrastive_patches", "caption", "answer", "custom", "none"
+]
 Scale = Literal["logit", "probability", "log-probability", "margin", "difference", "finer", "cosine", "raw", "none"]
 Prompt = Literal["whole", "phrase", "in_place"]
 GradientPath = Literal["full", "direct", "block", "integrated", "none"]
@@ -118,7 +121,9 @@ FLOWS = ("rollout", "relevance", *CARRIED)
 
 CONTRASTIVE = ("contrastive", "contrastive_patches")
 """Similarities of an image with texts, which can be read against other texts."""
-SCORED = ("class", "segmentation", "itm", *CONTRASTIVE, "caption", "custom")
+WRITTEN = ("caption", "answer")
+"""Likelihoods of texts that the model writes, token by token."""
+SCORED = ("class", "segmentation", "itm", *CONTRASTIVE, *WRITTEN, "custom")
 WITHOUT_GRADIENT = ("attention", "none", "eigencam")
 
 DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
@@ -164,6 +169,7 @@ SCALES: dict[str, tuple[Scale, ...]] = {
     "contrastive": _CONTRASTIVE_SCALES,
     "contrastive_patches": _CONTRASTIVE_SCALES,
     "caption": ("log-probability",),
+    "answer": ("log-probability",),
     "custom": ("raw",),
     "none": ("none",),
 }

@@ -210,7 +210,8 @@ def _form_constraints(recipe: Recipe) -> Iterator[Constraint]:
     else:
         yield "attention", ("own",), f"{weighting}, gradient_path={recipe.gradient_path!r}"
     if recipe.target not in CONTRASTIVE:
-        yield "prompt", ("whole",), f"target={recipe.target!r}"
+        parts = ("whole", "phrase") if recipe.target == "caption" else ("whole",)
+        yield "prompt", parts, f"target={recipe.target!r}"
     if recipe.site != "CROSS" or recipe.stream != "fusion":
         yield "compose", ("none",), f"site={recipe.site!r}, stream={recipe.stream!r}"
 

@@ -29,7 +29,7 @@ from vlcam.readers import OF_TEXTS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
 from vlcam.targets import Target, resolve
-from vlcam.text import find_span
+from vlcam.text import find_phrase, find_span
 
 __all__ = ["Explainer"]
 
@@ -74,6 +74,7 @@ class Explainer:
         occurrence: int | None = None,
         layer: int | str | Sequence[int] | None = None,
         against: Sequence[str] | str | None = None,
+        answer: Sequence[str] | str | None = None,
         strict: bool = False,
         batch: int = BATCH,
         progress: Progress | None = None,
@@ -97,6 +98,8 @@ class Explainer:
                 recipe's.
             against: other texts, which the text is compared with on the scales `probability`, `log-probability`,
                 `margin`, `difference` and `finer` of a contrastive score; by default all texts of the call.
+            answer: for a model that answers questions, the answer whose likelihood is explained; by default the model's
+                own. A captioning model that is given no text explains the caption that it writes.
             strict: whether text beyond the model's limit is an error; otherwise what was cut is on record.
             batch: how many variants run at once, for a recipe that asks the model again (Score-CAM and its like).
             progress: called with (how many have run, of how many) after each such batch; an exception that it raises
@@ -119,7 +122,9 @@ class Explainer:
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
         asking = Asking(batch, progress)
-        (found,) = self._explain(image, text, asked, [job], against=against, strict=strict, asking=asking)
+        (found,) = self._explain(
+            image, text, asked, [job], against=against, answer=answer, strict=strict, asking=asking
+        )
         return found
 
     def sweep(
@@ -132,6 +137,7 @@ class Explainer:
         phrase: str | None = None,
         occurrence: int | None = None,
         against: Sequence[str] | str | None = None,
+        answer: Sequence[str] | str | None = None,
         empty: Empty = "raise",
         strict: bool = False,
         batch: int = BATCH,
@@ -148,6 +154,7 @@ class Explainer:
             phrase: as in `explain`; for recipes without text rows it is an error, as there.
             occurrence: as in `explain`.
             against: as in `explain`.
+            answer: as in `explain`.
             empty: what becomes of a recipe whose gradient is zero wherever its map would use it: `raise`, as in
                 `explain`; or `keep` it, as a map of zeros with the status `zero gradient`.
             strict: as in `explain`.
@@ -167,7 +174,9 @@ class Explainer:
         if recipes is None and against is None and _one_text(text):
             jobs = [job for job in jobs if not job.target.compares]
         asking = Asking(batch, progress)
-        return self._explain(image, text, asked, jobs, against=against, strict=strict, asking=asking, empty=empty)
+        return self._explain(
+            image, text, asked, jobs, against=against, answer=answer, strict=strict, asking=asking, empty=empty
+        )
 
     def capture(
         self,
@@ -269,19 +278,25 @@ class Explainer:
         jobs: Sequence[Job],
         *,
         against: Sequence[str] | str | None,
+        answer: Sequence[str] | str | None,
         strict: bool,
         **how: Any,
     ) -> list[Any]:
         found: list[Any] = [None] * len(jobs)
-        alone = [index for index, job in enumerate(jobs) if job.recipe.prompt == "phrase"]
+        alone = [index for index, job in enumerate(jobs) if job.encodes_phrase]
         rest = [index for index in range(len(jobs)) if index not in alone]
         for indices in filter(None, (rest, alone)):
             chosen = [jobs[index] for index in indices]
             read, wholes = _phrases(text, chosen[0]) if indices is alone else (text, ())
             with own_conditions(self.adapter.module):
-                pairs = pair_up(self.adapter, image, read, classes=asked.count, against=against, strict=strict)
+                pairs = pair_up(
+                    self.adapter, image, read, classes=asked.count, against=against, answer=answer, strict=strict
+                )
                 targets = _placed([job.target for job in chosen], asked, pairs, self.adapter.heads)
-                placed = [replace(job, target=target) for job, target in zip(chosen, targets, strict=True)]
+                placed = [
+                    replace(job, target=_of_tokens(job, target, pairs))
+                    for job, target in zip(chosen, targets, strict=True)
+                ]
                 if wholes:
                     wholes = wholes * len(pairs.inputs.image_of) if len(wholes) == 1 else wholes
                 made = self._making(pairs, wholes=wholes, **how).explanations(placed)
@@ -326,6 +341,20 @@ def _of_texts(target: Target, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Ta
         )
     placed = target.of_classes(pairs.inputs.text_of)
     return placed.within(taking) if target.compares and not bool(taking.all()) else placed
+
+
+def _of_tokens(job: Job, target: Target, pairs: Pairs) -> Target:
+    """For the likelihood of a phrase of a caption: the target of its tokens, which the rows before them tell."""
+    texts = pairs.inputs.texts
+    if job.recipe.target != "caption" or job.recipe.prompt != "phrase" or job.phrase is None or texts is None:
+        return target
+    counted = torch.zeros(len(pairs.inputs.text_of), next(iter(texts.tensors.values())).shape[1], device="cpu")
+    for pair, text in enumerate(pairs.inputs.text_of):
+        layout = texts.layouts[text]
+        tokens = layout.tokens_of(find_phrase(layout, job.phrase, job.occurrence))
+        counted[pair, [token - 1 for token in tokens]] = 1
+    which = "" if job.occurrence is None else f" ({job.occurrence})"
+    return replace(target, label=f"{target.label} of {job.phrase!r}{which}").within(counted)
 
 
 def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:

@@ -223,7 +223,7 @@ class Making:
             "apart": dict(made.apart),
             "pooled": self._pooled(pair),
         }
-        if job.recipe.prompt != "whole":
+        if job.recipe.prompt != "whole" and job.recipe.target != "caption":
             own["span"] = self._span(job, pair)
         return Explanation(
             tokens=raw[0],
@@ -232,6 +232,7 @@ class Making:
                 "schema": SCHEMA,
                 "image": image_record,
                 "text": self._text(pair),
+                "answer": self._answer(pair),
                 "model": dict(seen.model),
                 "run": run_record(self.adapter, job, found, pair, selection, grid) | own,
                 "versions": dict(versions(self.adapter.library)),
@@ -250,8 +251,17 @@ class Making:
         inputs = self.pairs.inputs
         if inputs.texts is None:
             return None
-        whole = {"whole": self.wholes[pair]} if self.wholes else {}
-        return text_record(inputs.texts.layouts[inputs.text_of[pair]]) | whole
+        more: dict[str, Any] = {"whole": self.wholes[pair]} if self.wholes else {}
+        if self.pairs.written and self.adapter.writes == "caption":
+            more["written"] = True
+        return text_record(inputs.texts.layouts[inputs.text_of[pair]]) | more
+
+    def _answer(self, pair: int) -> dict[str, Any] | None:
+        """The answer to the pair's question, and whether it is the model's own."""
+        answers = self.pairs.inputs.answers
+        if answers is None:
+            return None
+        return text_record(answers.layouts[pair]) | {"written": self.pairs.written}
 
     def _span(self, job: Job, pair: int) -> list[int]:
         """Where the phrase that is encoded stands in the text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import UserDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
 from vlcam.archive import Attachments
+from vlcam.capture import as_found
 from vlcam.errors import InputError
 from vlcam.images import SourceImage, open_image
 
@@ -32,6 +33,7 @@ class Pairs:
         many: whether the user gave a list, and gets one back.
         compared: which texts each pair's own is compared with, [P, T], itself among them; None for a model without
             texts.
+        written: whether the model wrote the caption, or the answers, itself.
     """
 
     inputs: Inputs
@@ -39,6 +41,7 @@ class Pairs:
     attachments: tuple[Attachments, ...]
     many: bool
     compared: Tensor | None = None
+    written: bool = False
 
     def others(self, pair: int) -> list[str]:
         """The texts that a pair's own is compared with, without itself."""
@@ -56,6 +59,7 @@ def pair_up(
     *,
     classes: int | None = None,
     against: Sequence[str] | str | None = None,
+    answer: Sequence[str] | str | None = None,
     strict: bool = False,
 ) -> Pairs:
     """Pair images with questions: one with one, one with many, many with one, or n with n in order.
@@ -70,6 +74,7 @@ def pair_up(
         text: a string, a list of strings; None where the mapping has `input_ids`, and for a model that takes none.
         classes: how many classes a list of them names; None where there was no list.
         against: other texts, which each pair's own is compared with; None for all texts of the call.
+        answer: for a model that answers questions, the answer to each pair's, or one for all; None for its own.
         strict: whether text beyond the model's limit is an error.
 
     Raises:
@@ -79,27 +84,69 @@ def pair_up(
     if isinstance(image, (Mapping, UserDict)):  # transformers' BatchEncoding is a UserDict
         image, ids, mask = _from_mapping(image, text, with_text=adapter.takes_text)
     images, pictures, attachments, many = _images(adapter, image)
+    shown = Pairs(Inputs(images, None, tuple(range(len(pictures)))), tuple(pictures), tuple(attachments), many)
     if not adapter.takes_text:
-        if text is not None or against is not None:
-            given = f"text={text!r}" if text is not None else f"against={against!r}"
-            raise InputError(f"{given}: this model takes no text; name a class instead, target=...")
-        image_of = _image_of(len(pictures), 1 if classes is None else classes, "classes")
-        return Pairs(Inputs(images, None, image_of), tuple(pictures), tuple(attachments), many or classes is not None)
+        return _with_classes(shown, text, against, classes)
+    if answer is not None and adapter.writes != "answer":
+        raise InputError(f"answer={answer!r}: this model answers no questions")
+    if text is None and ids is None and adapter.writes == "caption":
+        made = _written(adapter, shown.inputs)
+        shown, text = replace(shown, written=True), made if many else made[0]
     if ids is None:
-        texts, own, others, several = _texts(adapter, text, against)
+        texts = _texts(adapter, text, against)
     elif against is None:
-        texts = adapter.accept_ids(ids, mask)
-        own, others, several = tuple(range(len(texts.layouts))), (), True
+        found = adapter.accept_ids(ids, mask)
+        texts = found, tuple(range(len(found.layouts))), (), True
     else:
         raise InputError("against=...: the batch has its texts as ids; put the others among them, or give strings")
-    image_of = _image_of(len(pictures), len(own), "texts")
+    _check_cut(texts[0], strict=strict)
+    return _with_answers(adapter, _with_texts(shown, *texts), answer)
+
+
+def _with_classes(shown: Pairs, text: Any, against: Sequence[str] | str | None, classes: int | None) -> Pairs:
+    if text is not None or against is not None:
+        given = f"text={text!r}" if text is not None else f"against={against!r}"
+        raise InputError(f"{given}: this model takes no text; name a class instead, target=...")
+    image_of = _image_of(len(shown.images), 1 if classes is None else classes, "classes")
+    inputs = replace(shown.inputs, image_of=image_of)
+    return replace(shown, inputs=inputs, many=shown.many or classes is not None)
+
+
+def _with_texts(
+    shown: Pairs, texts: PreparedTexts, own: tuple[int, ...], others: tuple[int, ...], several: bool
+) -> Pairs:
+    """Pair images with texts: `own` are those that are asked for, `others` those that they are compared with."""
+    image_of = _image_of(len(shown.images), len(own), "texts")
     text_of = own * len(image_of) if len(own) == 1 else own
-    _check_cut(texts, strict=strict)
     compared = torch.zeros(len(image_of), len(texts.layouts), dtype=torch.bool, device="cpu")
     compared[:, list(others or range(len(texts.layouts)))] = True
     compared[range(len(text_of)), list(text_of)] = True
-    inputs = Inputs(images, texts, image_of, text_of)
-    return Pairs(inputs, tuple(pictures), tuple(attachments), many or several, compared)
+    inputs = replace(shown.inputs, texts=texts, image_of=image_of, text_of=text_of)
+    return replace(shown, inputs=inputs, many=shown.many or several, compared=compared)
+
+
+def _with_answers(adapter: ModelAdapter, pairs: Pairs, answer: Sequence[str] | str | None) -> Pairs:
+    if adapter.writes != "answer":
+        return pairs
+    answers = _written(adapter, pairs.inputs) if answer is None else _answers(answer, len(pairs.inputs.image_of))
+    inputs = replace(pairs.inputs, answers=adapter.prepare_answers(answers))
+    return replace(pairs, inputs=inputs, written=answer is None)
+
+
+def _written(adapter: ModelAdapter, inputs: Inputs) -> list[str]:
+    with as_found(adapter.module), torch.inference_mode(mode=False), torch.no_grad(), adapter.running():
+        found = adapter.write(inputs)
+    empty = [number for number, each in enumerate(found) if not each.strip()]
+    if empty:
+        raise InputError(f"the model wrote nothing for image {empty}; give the {adapter.writes} to be explained")
+    return found
+
+
+def _answers(answer: Sequence[str] | str, pairs: int) -> list[str]:
+    given, _ = _strings(answer)
+    if len(given) not in (1, pairs):
+        raise InputError(f"{len(given)} answers for {pairs} pairs: give one, or one for each")
+    return given * pairs if len(given) == 1 else given
 
 
 def _texts(

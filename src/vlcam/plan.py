@@ -89,6 +89,11 @@ class Job:
         return tuple(dict.fromkeys(found))
 
     @property
+    def encodes_phrase(self) -> bool:
+        """Whether the phrase is encoded in place of its text."""
+        return self.recipe.prompt == "phrase" and self.recipe.target in CONTRASTIVE
+
+    @property
     def edited(self) -> tuple[str, int] | None:
         """From which block of which stream on attention is computed otherwise than in the model, if it is."""
         if self.recipe.attention not in ("one_head", "identity"):
@@ -229,7 +234,10 @@ def _scale(chosen: Recipe, wanted: Mapping[str, Any], heads: Mapping[str, HeadKi
 
 
 def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict[str, Any]:
-    """How a phrase is asked for: by its rows in cross-attention, or by the text that is encoded."""
+    """How a phrase is asked for: by its rows in cross-attention, or by the text or tokens that are scored."""
+    if wanted.get("target", chosen.target) == "caption":
+        rows = {"queries": "phrase"} if chosen.site == "CROSS" else {}
+        return {"prompt": "phrase", **rows} if "prompt" not in wanted else rows
     if chosen.site != "CROSS" and wanted.get("target", chosen.target) in CONTRASTIVE:
         asked = wanted.get("prompt", chosen.prompt)
         return {"prompt": "phrase" if asked == "whole" else asked}

@@ -211,6 +211,8 @@ def reading(
             chosen = torch.tensor(named, device=output.device)
             exact = exact if weights is None else _taking_part(exact, weights.to(output.device))
             return reader(exact, chosen)
+        if kind == "tokens" and weights is not None:
+            exact = exact * weights.to(exact)
         chosen = explained_classes(output, classes) if kind in OF_CLASSES else torch.empty(0)
         values = reader(exact, chosen)
         return values if kind != "pixels" else (values * region_weights(output, chosen, weights)).sum((1, 2))

@@ -72,12 +72,13 @@ class Recipe:
             added to the first one's input, without FFNs (CLIP Surgery).
         target: the scalar whose gradient is taken: a class, a class summed over pixels, image-text matching,
             contrastive similarity, the same with the mean of the patches in place of the class token (CLIP-ES), a
-            caption, a callable, none.
+            caption, an answer to a question, a callable, none.
         scale: on which scale the target is read. `margin`: to the runner-up. `difference`: cosine less the mean cosine
             of the other texts. `finer`: to the three classes or texts whose logits are nearest, weighted by their
             probabilities (Finer-CAM).
         prompt: for a contrastive target, which text is encoded: the `whole` one, the `phrase` alone, or the phrase
-            `in_place`, all other words of the text hidden from the text tower's attention.
+            `in_place`, all other words of the text hidden from the text tower's attention. For a caption, whose tokens
+            are counted: all, or those of the `phrase`.
         gradient_path: how the target depends on the tensor. `full`: as in the model. `direct`: through residual
             connections and FFNs only, the inputs of attention detached (AGCAM). `block`: each block is read at its
             own output, averaged over all tokens, by the model's final norm and head (LeGrad). `integrated`: the mean

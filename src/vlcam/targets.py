@@ -64,7 +64,8 @@ class Target:
             compare texts: the text of every pair.
         custom: the user's own target behind it, if any.
         region: for a head of the kind `pixels`, where; None for the places that the model gives to the class.
-        weights: regions [P, H, W] on the model's input; or which texts each pair is compared with, [P, T].
+        weights: regions [P, H, W] on the model's input; or which texts each pair is compared with, [P, T]; or which
+            tokens of a text that is written count, [P, N].
         reads_classes: makes `read` for other classes and weights.
     """
 

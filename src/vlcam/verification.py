@@ -89,6 +89,7 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
         phrase=phrase,
         occurrence=occurrence,
         against=run.get("against") or None,
+        answer=(explanation.provenance.get("answer") or {}).get("given"),
         empty="keep",
     )
     return _compared(explanation, again)

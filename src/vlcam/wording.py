@@ -84,6 +84,10 @@ _TARGETS = {
         "the log-likelihood of the caption",
         "y = sum over tokens k of log p(token k | tokens before k, image)",
     ),
+    ("answer", "log-probability"): (
+        "the log-likelihood of the answer",
+        "y = sum over tokens k of the answer of log p(token k | tokens before k, question, image)",
+    ),
     ("custom", "raw"): ("a scalar given as a callable", "y = given callable"),
     ("none", "none"): ("no score", ""),
 }
@@ -208,7 +212,7 @@ def formula(recipe: Recipe) -> str:
     """
     lines = _form_lines(recipe)
     if recipe.prompt != "whole":
-        lines.append(_PROMPT_LINES[recipe.prompt])
+        lines.append("k in the phrase alone" if recipe.target == "caption" else _PROMPT_LINES[recipe.prompt])
     if recipe.needs_gradient:
         path = "G = sum over l of dy/dA_l" if recipe.layer_rule == "shared" else _path(recipe)
         if "scores_gradient" in recipe.departures:
