@@ -25,6 +25,7 @@ from vlcam.errors import (
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation
 from vlcam.grid import all_recipes
+from vlcam.grounding import GroundedPhrase, Grounding, iou
 from vlcam.recipe import Recipe
 from vlcam.verification import Verification
 from vlcam.wording import describe, formula, summary
@@ -45,6 +46,8 @@ __all__ = [
     "Explainer",
     "Explanation",
     "FileError",
+    "GroundedPhrase",
+    "Grounding",
     "InputError",
     "ModelAdapter",
     "Recipe",
@@ -58,6 +61,7 @@ __all__ = [
     "describe",
     "formula",
     "gallery",
+    "iou",
     "load",
     "models",
     "recipes",

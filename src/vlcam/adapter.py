@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from torch import Tensor, nn
 
 from vlcam.anatomy import Anatomy
@@ -45,7 +47,7 @@ Prefix = Literal["cls", "distillation", "register"]
 
 
 class AdapterWarning(UserWarning):
-    """An adapter of another package could not be imported."""
+    """An adapter could not be imported, or is for another version of its library than the one installed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +289,8 @@ def adapters(*, for_: nn.Module | None = None) -> tuple[type[ModelAdapter], ...]
 
     Those of vlcam itself come first, so that no other package replaces one by accident. An entry point may name, as
     its extra, the package that its models come from; the adapter is then left alone where that package is not
-    installed.
+    installed, and left out with a warning where the installed version is not one that the adapter's own package asks
+    for.
 
     Args:
         for_: only those that may know this model: an entry whose extra is not among the packages of the model's
@@ -296,23 +299,65 @@ def adapters(*, for_: nn.Module | None = None) -> tuple[type[ModelAdapter], ...]
     roots = {kind.__module__.partition(".")[0] for kind in type(for_).__mro__} if for_ is not None else None
     entries = sorted(entry_points(group=GROUP), key=lambda entry: (_package(entry) != "vlcam", entry.name))
     wanted = [entry for entry in entries if roots is None or not entry.extras or roots & set(entry.extras)]
-    return tuple(found for entry in wanted if (found := _loaded(entry)) is not None)
+    found, reasons = [], {}
+    for entry in wanted:
+        loaded = _loaded(entry)
+        if isinstance(loaded, str):
+            reasons[entry] = loaded
+        elif loaded is not None:
+            found.append(loaded)
+    _warn(reasons)
+    return tuple(found)
 
 
 @cache
-def _loaded(entry: EntryPoint) -> type[ModelAdapter] | None:
+def _loaded(entry: EntryPoint) -> type[ModelAdapter] | str | None:
+    """The adapter; the reason why it is left out; or None where the package of its models is not installed."""
     if any(find_spec(package) is None for package in entry.extras):
         return None
+    if unmet := _unmet(entry):
+        return unmet
     try:
         found: type[ModelAdapter] = entry.load()
     except ImportError as error:
-        warnings.warn(
-            f"adapter {entry.name!r} of package {_package(entry)!r} was left out: {error}",
-            AdapterWarning,
-            stacklevel=3,
-        )
-        return None
+        return str(error)
     return found
+
+
+def _unmet(entry: EntryPoint) -> str:
+    """What the adapter's package asks of the package of its models, and what there is instead; empty if it is met."""
+    for text in (entry.dist.requires if entry.dist else None) or ():
+        wanted = Requirement(text)
+        if not any(_concerns(wanted, extra) for extra in entry.extras):
+            continue
+        try:
+            there = version(wanted.name)
+        except PackageNotFoundError:
+            continue  # installed by another name; the import tells
+        if not wanted.specifier.contains(there, prereleases=True):
+            return f"it is for {wanted.name}{wanted.specifier}, and {there} is installed"
+    return ""
+
+
+def _concerns(wanted: Requirement, extra: str) -> bool:
+    """Whether a requirement is on the package that an entry point names, or belongs to the extra of that name."""
+    if canonicalize_name(wanted.name) == canonicalize_name(extra):
+        return True
+    marker = wanted.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+
+
+_WARNED: set[EntryPoint] = set()
+
+
+def _warn(reasons: Mapping[EntryPoint, str]) -> None:
+    """Say once which adapters were left out, those of one reason together."""
+    fresh = {entry: reason for entry, reason in reasons.items() if entry not in _WARNED}
+    _WARNED.update(fresh)
+    for package, reason in dict.fromkeys((_package(entry), reason) for entry, reason in fresh.items()):
+        names = [entry.name for entry, why in fresh.items() if (_package(entry), why) == (package, reason)]
+        what = f"adapter {names[0]!r} was" if len(names) == 1 else f"adapters {listing(names)} were"
+        warnings.warn(f"{what} left out ({package}): {reason}", AdapterWarning, stacklevel=3)
 
 
 def for_module(module: nn.Module) -> type[ModelAdapter]:

@@ -137,9 +137,15 @@ class StreamAnatomy:
         if site in _BESIDES and _BESIDES[site][0] in block.sites:
             return replace(block.sites[_BESIDES[site][0]], how=_BESIDES[site][1])
         why = block.lacks.get(site, "the model does not have it")
+        others = self.having(site)
+        there = f", and {site} is in block {', '.join(map(str, others))}" if others else ""
         raise UnknownNameError(
-            f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}"
+            f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}{there}"
         )
+
+    def having(self, site: str) -> tuple[int, ...]:
+        """The blocks that have a site."""
+        return tuple(number for number, block in enumerate(self.blocks) if site in block.sites)
 
     def projection(self, layer: int) -> nn.Module:
         """The module whose `weight` and `bias` project what the heads of a block make."""
@@ -147,17 +153,18 @@ class StreamAnatomy:
         found: Any = reading.module
         return found if reading.how == "input" else found.out_proj  # type: ignore[no-any-return]
 
-    def indices(self, layers: Layers) -> tuple[int, ...]:
+    def indices(self, layers: Layers, site: str = "") -> tuple[int, ...]:
         """Block numbers that a recipe's `layers` stand for, first to last, in whatever order they were given.
+
+        `last` and `all` are of the blocks that have the site, where any has.
 
         Raises:
             UnknownNameError: an index outside the stream, says which exist; or two that mean one block.
         """
         depth = len(self.blocks)
-        if layers == "all":
-            return tuple(range(depth))
-        if layers == "last":
-            return (depth - 1,)
+        if layers in ("all", "last"):
+            known = self.having(site) or tuple(range(depth))
+            return known if layers == "all" else known[-1:]
         wrong = [index for index in layers if not isinstance(index, int) or not -depth <= index < depth]
         if wrong:
             raise UnknownNameError(f"{self.name} has no block {listing(wrong)}; it has blocks 0 to {depth - 1}")

@@ -18,10 +18,12 @@ from vlcam.choices import Layers, takes_target
 from vlcam.errors import InputError, RecipeError
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
+from vlcam.grounding import Grounding, check_caption, check_threshold, grounded
 from vlcam.images import ImageSource
 from vlcam.making import Asking, Empty, Making, own_conditions
 from vlcam.naming import block_named
 from vlcam.pairing import Pairs, pair_up
+from vlcam.phrases import RULE, Place, places, within_limit
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash
 from vlcam.questions import Asked, read_target
@@ -115,10 +117,7 @@ class Explainer:
             UnknownNameError: a class, recipe, layer or site that does not exist.
             EvidenceError: a gradient that is zero everywhere the map would use it; says where it is not.
         """
-        if layer is not None:
-            if "layers" in choices:
-                raise RecipeError(f"layer={layer!r} and layers={choices['layers']!r}: give one of them")
-            choices["layers"] = self._numbers(layer, recipe, choices)
+        choices = self._with_layers(layer, recipe, choices)
         asked = self._asked(target)
         job = self._plan(recipe, asked, choices, phrase=phrase, occurrence=occurrence)
         asking = Asking(batch, progress)
@@ -178,6 +177,85 @@ class Explainer:
             image, text, asked, jobs, against=against, answer=answer, strict=strict, asking=asking, empty=empty
         )
 
+    def ground(
+        self,
+        image: Any,
+        text: str,
+        phrases: Sequence[str | tuple[str, int]] | str | None = None,
+        recipe: str | Recipe | None = None,
+        *,
+        threshold: float = 0.5,
+        target: Any = None,
+        layer: int | str | Sequence[int] | None = None,
+        against: Sequence[str] | str | None = None,
+        answer: str | None = None,
+        empty: Empty = "raise",
+        strict: bool = False,
+        batch: int = BATCH,
+        progress: Progress | None = None,
+        **choices: Any,
+    ) -> Grounding:
+        """Find every phrase of a caption in the image: its map, its peak and its box.
+
+        With cross-attention all phrases come from one pass. For a contrastive score each is a prompt of its own, and
+        the image runs once for all of them; with `prompt="in_place"` it runs once for each.
+
+        Args:
+            image: one image, as in `explain`.
+            text: the caption.
+            phrases: words of the caption; those that stand there more than once are grounded everywhere, unless given
+                as (phrase, which one), counted from 1. By default those that `vlcam.phrases.find_phrases` finds.
+            recipe: as in `explain`; one that makes a map over the image.
+            threshold: share of a heatmap's largest value from which on its pixels may belong to the box; see
+                `vlcam.grounding.largest_component`.
+            target: as in `explain`.
+            layer: as in `explain`.
+            against: as in `explain`; of a contrastive score by default all phrases.
+            answer: as in `explain`; the text is then the question.
+            empty: what becomes of a phrase whose gradient is zero wherever its map would use it: `raise`, as in
+                `explain`; or `keep` it, without a box.
+            strict: as in `explain`.
+            batch: as in `explain`.
+            progress: as in `explain`, for one phrase after the other.
+            **choices: as in `explain`.
+
+        Returns:
+            The phrases, each with its explanation; one that has nothing to show has no box, and says why.
+
+        Raises:
+            RecipeError: choices that do not fit together or do not fit this model, a recipe whose map is over the text.
+            InputError: several images or texts, a model that takes no text, no phrase, one that is not in the text.
+            UnknownNameError: a recipe, layer or site that does not exist.
+            EvidenceError: a gradient that is zero everywhere a map would use it, unless `empty="keep"`.
+        """
+        check_threshold(threshold)
+        if empty not in ("raise", "keep"):
+            raise RecipeError(f"empty={empty!r}: choose from 'raise', 'keep'")
+        check_caption(image, text, takes_text=self.adapter.takes_text)
+        asked = self._asked(target)
+        choices = self._with_layers(layer, recipe, choices)
+        found = places(text, phrases)
+        jobs = [self._plan(recipe, asked, choices, phrase=p.phrase, occurrence=p.occurrence) for p in found]
+        if jobs[0].recipe.of_text:
+            raise RecipeError(
+                f"recipe {jobs[0].recipe.name!r} makes a map over the words of the text, which has no place on the "
+                "image; take one whose stream is not 'text'"
+            )
+        cut: tuple[str, ...] = ()
+        if phrases is None and not jobs[0].encodes_phrase:
+            kept, cut = within_limit(found, self.adapter.prepare_texts([text]).layouts[0])
+            found, jobs = tuple(found[index] for index in kept), [jobs[index] for index in kept]
+        asking = Asking(batch, progress)
+        how: dict[str, Any] = {"against": against, "answer": answer, "strict": strict, "asking": asking, "empty": empty}
+        if jobs[0].encodes_phrase:
+            made = self._explain_alone(image, text, found, asked, jobs[0], **how)
+        elif jobs[0].recipe.prompt == "in_place":  # what is hidden differs, so every phrase needs a pass of its own
+            made = [self._explain(image, text, asked, [job], **how)[0] for job in jobs]
+        else:
+            made = self._explain(image, text, asked, jobs, **how)
+        grounds = [grounded(each, place, threshold) for each, place in zip(made, found, strict=True)]
+        return Grounding(text, tuple(grounds), float(threshold), RULE if phrases is None else "given", cut)
+
     def capture(
         self,
         image: Any,
@@ -219,7 +297,7 @@ class Explainer:
             classes=asked.classes,
             region=asked.region,
         )
-        indices = self.anatomy.stream(stream).indices(block_numbers(layers))
+        indices = self.anatomy.stream(stream).indices(block_numbers(layers), site)
         with own_conditions(self.adapter.module):
             pairs = pair_up(self.adapter, image, text, classes=asked.count, against=against, strict=strict)
             taps = [Tap(stream, index, site) for index in indices]
@@ -248,6 +326,38 @@ class Explainer:
 
     def _asked(self, target: Any) -> Asked:
         return read_target(target, self.adapter.heads, self.adapter.labels)
+
+    def _with_layers(self, layer: Any, recipe: str | Recipe | None, choices: dict[str, Any]) -> dict[str, Any]:
+        """The choices, with the blocks that `layer` names."""
+        if layer is None:
+            return choices
+        if "layers" in choices:
+            raise RecipeError(f"layer={layer!r} and layers={choices['layers']!r}: give one of them")
+        return {**choices, "layers": self._numbers(layer, recipe, choices)}
+
+    def _explain_alone(
+        self,
+        image: Any,
+        text: str,
+        found: Sequence[Place],
+        asked: Asked,
+        job: Job,
+        *,
+        against: Sequence[str] | str | None,
+        answer: str | None,
+        strict: bool,
+        **how: Any,
+    ) -> list[Explanation]:
+        """Phrases of one text, each a prompt of its own: the image runs once for all of them."""
+        with own_conditions(self.adapter.module):
+            prompts = [each.phrase for each in found]
+            pairs = pair_up(
+                self.adapter, image, prompts, classes=asked.count, against=against, answer=answer, strict=strict
+            )
+            (target,) = _placed([job.target], asked, pairs, self.adapter.heads)
+            making = self._making(pairs, wholes=(text,) * len(found), **how)
+            (made,) = making.explanations([replace(job, target=target)])
+        return [_of_place(each, place) for each, place in zip(made, found, strict=True)]
 
     def _numbers(self, layer: Any, recipe: str | Recipe | None, choices: dict[str, Any]) -> Layers:
         """Block numbers from numbers, or from the dotted names of modules."""
@@ -306,6 +416,13 @@ class Explainer:
 
     def _making(self, pairs: Pairs, **how: Any) -> Making:
         return Making(self.adapter, self.name, self._weights, pairs, **how)
+
+
+def _of_place(explanation: Explanation, place: Place) -> Explanation:
+    """The explanation of a phrase with its own place on record."""
+    own = {"phrase": place.phrase, "occurrence": place.occurrence, "span": list(place.span)}
+    record = explanation.provenance
+    return replace(explanation, provenance={**record, "run": record["run"] | own})
 
 
 def _one_text(text: Any) -> bool:

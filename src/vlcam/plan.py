@@ -152,7 +152,7 @@ def plan(
         field = "queries" if chosen.queries == "phrase" else "prompt"
         raise RecipeError(f"{field}={getattr(chosen, field)!r}: say which words, phrase='...'")
     stream = adapter.anatomy.stream(chosen.stream)
-    layers = counted(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers)
+    layers = counted(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers, chosen.site)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
     _check_windows(chosen, stream, adapter.prefix)
     _check_form(chosen, adapter.attention)
