@@ -15,13 +15,14 @@ import torch
 from open_clip.coca_model import CoCa
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from vlcam.adapter import Encoded, Inputs
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError, InputError
 from vlcam.targets import HeadKind
 from vlcam_adapters.clip_open import OpenClipAdapter
+from vlcam_adapters.likelihoods import of_next
 from vlcam_adapters.open_clip_towers import residual_block
 
 __all__ = ["CocaOpen"]
@@ -55,6 +56,7 @@ class CocaOpen(OpenClipAdapter):
             f"word pieces, padded to {self._context}, each of which predicts the next; keys of CROSS: {slots} slots",
             trunk=False,
             slots=f"{slots} pooled slots",
+            run_by=("caption",),
         )
         return Anatomy(
             type(self.module).__name__,
@@ -95,9 +97,7 @@ class CocaOpen(OpenClipAdapter):
         own = list(inputs.text_of)
         ids = self.ids(inputs)[own]
         mask = inputs.texts.tensors["attention_mask"][own, : ids.shape[1]]
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        chosen = exact[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-        return pad(chosen.masked_fill(mask[:, 1:] == 0, 0), (0, 1))
+        return of_next(logits, ids, mask)
 
     def compared(self, images: Tensor, inputs: Inputs) -> Tensor:
         """Cosines and logits of image embeddings with every text, [B, T, 2]."""

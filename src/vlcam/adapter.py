@@ -279,6 +279,11 @@ class ModelAdapter(ABC):
         """Whether the family says how the tokens of a block are read; see `read_block`."""
         return type(self).read_block is not ModelAdapter.read_block
 
+    @property
+    def embeds_tokens(self) -> bool:
+        """Whether the family embeds single image tokens next to texts; see `token_cosines`."""
+        return type(self).token_cosines is not ModelAdapter.token_cosines
+
     def running(self) -> AbstractContextManager[Any]:
         """What must be changed on the model while it runs; the context manager puts it back."""
         return nullcontext()
@@ -335,7 +340,7 @@ def _unmet(entry: EntryPoint) -> str:
         except PackageNotFoundError:
             continue  # installed by another name; the import tells
         if not wanted.specifier.contains(there, prereleases=True):
-            return f"it is for {wanted.name}{wanted.specifier}, and {there} is installed"
+            return f"made for {wanted.name}{wanted.specifier}, and {there} is installed"
     return ""
 
 
@@ -389,7 +394,10 @@ def for_config(config: Mapping[str, Any], source: str) -> type[ModelAdapter]:
 
 
 def _known() -> str:
-    names = [f"{adapter.__name__} ({', '.join(adapter.architectures)})" for adapter in adapters()]
+    names = [
+        f"{adapter.__name__} ({', '.join(adapter.architectures)})" if adapter.architectures else adapter.__name__
+        for adapter in adapters()
+    ]
     return f"looked for: {'; '.join(names) or 'nothing, no adapter is installed'}"
 
 

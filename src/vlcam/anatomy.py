@@ -106,6 +106,7 @@ class StreamAnatomy:
         windowed: whether tokens attend to those of their window only.
         stages: how many blocks each stage has, where stages have grids of their own; empty where all blocks have one.
         queries: how many learned queries look at the tokens, in a stream `pooler`.
+        run_by: the scores whose pass runs the stream; empty where every one does.
         slots: what the keys of CROSS are, in words, where they are not the image tokens; empty where they are.
     """
 
@@ -118,6 +119,7 @@ class StreamAnatomy:
     windowed: bool = False
     stages: tuple[int, ...] = ()
     queries: int = 0
+    run_by: tuple[str, ...] = ()
     slots: str = ""
 
     def stage_of(self, layer: int) -> int:
@@ -162,7 +164,7 @@ class StreamAnatomy:
             UnknownNameError: an index outside the stream, says which exist; or two that mean one block.
         """
         depth = len(self.blocks)
-        if layers in ("all", "last"):
+        if isinstance(layers, str):
             known = self.having(site) or tuple(range(depth))
             return known if layers == "all" else known[-1:]
         wrong = [index for index in layers if not isinstance(index, int) or not -depth <= index < depth]

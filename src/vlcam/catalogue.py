@@ -27,7 +27,7 @@ _ENTRIES = (
 
 def default(heads: Mapping[str, HeadKind]) -> str:
     """The recipe that is used where none is named: the published one of the model's kind."""
-    kinds = {"itm": "lavis-itm", "contrastive": "clip-gradcam"}
+    kinds = {"itm": "lavis-itm", "contrastive": "clip-gradcam", "caption": "blip-caption", "answer": "blip-vqa"}
     return next((name for head, name in kinds.items() if head in heads), "pgc-gradcam")
 
 

@@ -188,6 +188,7 @@ def ground(
     chosen = None if recipe is None else _read_recipe(recipe)
     loaded = vlcam.load(model, device=device, dtype=dtype, **_family_options(option or []))
     given = {"scale": scale, "layer_rule": layer_rule, "prompt": prompt}
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value}
     with _bar() as progress:
         found = loaded.ground(
             str(image),
@@ -201,7 +202,7 @@ def ground(
             answer=answer,
             strict=strict,
             progress=progress,
-            **{field: value for field, value in given.items() if value},
+            **changes,
         )
     base = f"{image.stem}-{_slug(found[0].explanation.recipe.name)}-ground"
     files = {kind: out / f"{base}{ending}" for kind, ending in _GROUND_ENDINGS.items()}
@@ -216,7 +217,7 @@ def ground(
     found.save(files["record"], overwrite=overwrite)
     _tell_ground(found, files)
     if as_json:
-        _emit({"image": str(image), "files": {key: str(path) for key, path in files.items()}} | found.record())
+        _emit({"files": {key: str(path) for key, path in files.items()}} | found.record())
 
 
 def _tell_ground(found: Grounding, files: dict[str, Path]) -> None:
@@ -454,7 +455,8 @@ def _write(
     make_folder(out)
     run = explanation.provenance["run"]
     about = run["phrase"] if explanation.text is not None else explanation.subject.removeprefix("class ")
-    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(name), _slug(about))))
+    in_place = "in-place" if explanation.recipe.prompt == "in_place" else None
+    base = "-".join(filter(None, (stem, explanation.recipe.name, _slug(name), _slug(about), in_place)))
     files = {kind: out / f"{base}{ending}" for kind, ending in _ENDINGS.items()}
     if words:
         files |= {
@@ -500,6 +502,9 @@ def _tell(explanation: Explanation, files: dict[str, Path]) -> None:
         f"  recipe {explanation.recipe.name} {explanation.recipe.fingerprint}, block {blocks} "
         f"({run['fitted']['layers']})"
     )
+    if explanation.recipe.prompt != "whole":
+        how = {"phrase": "alone", "in_place": "in its place"}[explanation.recipe.prompt]
+        _people.print(f"  phrase {run['phrase']!r} {how}: {run['target']} {run['target_value']:.4f}")
     text = explanation.provenance["text"]
     cut = text["cut"] if text else []
     if cut:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from vlcam.choices import OF_VALUES
 from vlcam.errors import RecipeError, listing
 from vlcam.readers import READERS
 from vlcam.recipe import Recipe
@@ -94,6 +95,11 @@ class Entry:
         by_class_token = [f for f in ("queries", "gradient_tokens") if getattr(recipe, f) == "cls"]
         if by_class_token and recipe.stream == "vision" and adapter.reads == "patches":
             rules["tokens"] = f"published for the class token; this model's heads read the patches: {by_class_token[0]}"
+            if recipe.weighting in OF_VALUES:
+                raise RecipeError(
+                    f"recipe {recipe.name!r} takes the gradient at the class token, and this model's heads read the "
+                    "patches instead"
+                )
             recipe = recipe.replace(**dict.fromkeys(by_class_token, "patches"))
         return recipe, rules
 

@@ -300,7 +300,7 @@ def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bo
     if not recipe.needs_gradient:
         return (True,) * count
     if recipe.layer_rule in CARRIED:
-        return (found.alive(taps[-1], pair, {2: selection.rows, 3: selection.cells}),)
+        return (found.alive(taps[-1], pair, {2: selection.rows, 3: selection.shown_cells}),)
     attention = recipe.site in ATTENTION_SITES
     whole = recipe.layer_rule in FLOWS or recipe.gradient_tokens == "all" or any(tap in found.windows for tap in taps)
     if attention and whole:
@@ -310,10 +310,10 @@ def _live(job: Job, found: Capture, pair: int, selection: Selection) -> tuple[bo
     if attention:
         rows, cells = (3, 2) if recipe.map_axis == "queries" else (2, 3)
         return tuple(
-            any(found.alive(tap, pair, {rows: chosen, cells: selection.cells}) for tap in taps)
+            any(found.alive(tap, pair, {rows: chosen, cells: selection.shown_cells}) for tap in taps)
             for chosen in selection.all_rows
         )
-    used = selection.pool if recipe.weighting in POOLED else selection.cells
+    used = selection.pool if recipe.weighting in POOLED else selection.shown_cells
     return (any(found.alive(tap, pair, {1: used}) for tap in taps),)
 
 

@@ -432,7 +432,7 @@ def _one_text(text: Any) -> bool:
 def _phrases(text: Any, job: Job) -> tuple[Any, tuple[str, ...]]:
     """What is encoded in place of each text, its phrase, and the texts that the phrases are of."""
     wholes = (text,) if isinstance(text, str) else tuple(text or ())
-    if job.phrase is None or not all(isinstance(each, str) for each in wholes):
+    if job.phrase is None or not wholes or not all(isinstance(each, str) for each in wholes):
         raise InputError(
             f"prompt='phrase' takes texts and a phrase of them, found text={text!r}, phrase={job.phrase!r}"
         )
@@ -450,6 +450,11 @@ def _of_texts(target: Target, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Ta
     kind, taking = heads[target.head], pairs.compared
     if kind not in OF_TEXTS or taking is None:
         return target
+    if target.compares and not target.differentiate and int(taking.sum(1).min()) < 2:
+        raise RecipeError(
+            "the recipe compares the text with others, and there is one; give several texts, or others with "
+            "against=[...], for example ['']"
+        )
     if target.compares and int(taking.sum(1).min()) < 2:
         raise RecipeError(
             f"{target.label} of one text: it compares the text with others, and without any it is the same for every "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlcam.anatomy import Anatomy, block_numbers
 from vlcam.catalogue import default, named, recipes
-from vlcam.choices import ASKING, ATTENTION_SITES, CHANNEL_WEIGHTINGS, POOLED, takes_gradient, takes_target
+from vlcam.choices import ASKING, ATTENTION_SITES, CHANNEL_WEIGHTINGS, OF_VALUES, POOLED, takes_gradient, takes_target
 from vlcam.errors import RecipeError, UnknownNameError, listing
 from vlcam.plan import plan
 from vlcam.recipe import Recipe, values_of
@@ -91,7 +91,7 @@ def _values(field: str, given: Any) -> Sequence[Any]:
 def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: dict[str, Any]) -> Iterator[Recipe]:
     if chosen["site"] not in anatomy.stream(stream).blocks[layer].sites:
         return
-    usual = _usual(model.adapter, chosen["site"], chosen["weighting"], chosen.get("heads"))
+    usual = _usual(model.adapter, stream, chosen["site"], chosen["weighting"], chosen.get("heads"))
     varied = [str(value) for field, value in chosen.items() if field not in ("site", "weighting")]
     name = "-".join([chosen["site"], chosen["weighting"], *varied, str(layer)])
     try:
@@ -100,7 +100,7 @@ def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: d
         return
 
 
-def _usual(adapter: ModelAdapter, site: str, weighting: str, heads: str | None) -> dict[str, Any]:
+def _usual(adapter: ModelAdapter, stream: str, site: str, weighting: str, heads: str | None) -> dict[str, Any]:
     """The other choices that are usual with a site and a weighting."""
     target = named(default(adapter.heads)).fitted(1, adapter)[0]
     score = {"target": target.target, "scale": target.scale, "gradient_path": "full"}
@@ -109,10 +109,21 @@ def _usual(adapter: ModelAdapter, site: str, weighting: str, heads: str | None) 
     if not takes_target(weighting):
         score = dict.fromkeys(score, "none")
     pooled = weighting in (*POOLED, "head_weights")
-    usual = {"relu": _RELU.get(weighting, "gradient" if weighting not in CHANNEL_WEIGHTINGS else "map"), **score}
+    usual: dict[str, Any] = {
+        "relu": _RELU.get(weighting, "gradient" if weighting not in CHANNEL_WEIGHTINGS else "map"),
+        **score,
+    }
     usual["gradient_tokens"] = "patches" if pooled else "none"
+    if weighting in OF_VALUES:
+        usual["gradient_tokens"] = "cls"
+    if stream == "text":
+        usual |= {"exclude": ("special_text", "padding"), "normalize": "sum"}
+        of_heads = weighting == "head_weights"
+        usual["gradient_tokens"] = "none" if not pooled else "all" if of_heads else "pooled"
     if site not in ATTENTION_SITES:
         return usual | {"queries": "none", "map_axis": "none", "heads": "none"}
-    rows = "all" if site == "CROSS" else adapter.reads
-    exclude = ("cls", "special_text", "padding") if site == "CROSS" else ("cls",)
+    rows = {"text": "pooled", "fusion": "all", "pooler": "all"}.get(stream, adapter.reads)
+    if stream == "fusion":
+        usual["exclude"] = ("cls", "special_text", "padding")
+    exclude = usual.get("exclude", ("cls",))
     return usual | {"queries": rows, "map_axis": "keys", "heads": heads or "mean", "exclude": exclude}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import HANDED, INPUT, KEYS, QUERIES, SCORES, VALUES, StreamAnatomy, Tap
 from vlcam.catalogue import named
-from vlcam.choices import CONTRASTIVE, FLOWS, OF_VALUES, SCALES
+from vlcam.choices import COMPARING, CONTRASTIVE, FLOWS, OF_VALUES, SCALES
+from vlcam.entry import Entry
 from vlcam.errors import RecipeError
 from vlcam.readers import READERS, HeadKind
 from vlcam.recipe import Recipe
@@ -134,8 +135,8 @@ def plan(
     """
     if isinstance(recipe, str):
         entry = named(recipe)
-        blocks = counted(adapter, changes.get("stream", entry.recipe.stream), entry.recipe.gradient_path).blocks
-        chosen, fitted = entry.fitted(len(blocks), adapter)
+        counting = counted(adapter, changes.get("stream", entry.recipe.stream), entry.recipe.gradient_path)
+        chosen, fitted = _fitted(entry, adapter, counting, changes.get("site", entry.recipe.site))
     else:
         chosen, fitted = recipe, dict.fromkeys(("layers", "target", "tokens"), "as given")
     wanted = {**changes, **_scale(chosen, changes, adapter.heads)}
@@ -154,12 +155,27 @@ def plan(
     stream = adapter.anatomy.stream(chosen.stream)
     layers = counted(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers, chosen.site)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
+    if chosen.target == "none" and stream.run_by and target.head not in stream.run_by:
+        target = replace(target, head=stream.run_by[0])
     _check_windows(chosen, stream, adapter.prefix)
     _check_form(chosen, adapter.attention)
     _check_stages(chosen, stream, () if target.pooler else layers)
     _check_slots(chosen, stream)
     _check_blocks(target, adapter)
+    _check_tokens(chosen, adapter)
     return Job(chosen, layers, fitted, target, phrase, occurrence)
+
+
+def _fitted(entry: Entry, adapter: ModelAdapter, stream: StreamAnatomy, site: str) -> tuple[Recipe, dict[str, str]]:
+    """A named recipe on a model; relative depth counts the blocks that have the site, where others lack it."""
+    there = stream.having(site)
+    if not there or len(there) == len(stream.blocks):
+        return entry.fitted(len(stream.blocks), adapter)
+    chosen, rules = entry.fitted(len(there), adapter)
+    if isinstance(chosen.layers, tuple) and all(-len(there) <= b < len(there) for b in chosen.layers):
+        chosen = chosen.replace(layers=tuple(there[b] for b in chosen.layers))
+        rules["layers"] += f"; counted over the blocks that have {site}: {', '.join(map(str, there))}"
+    return chosen, rules
 
 
 def counted(adapter: ModelAdapter, stream: str, path: str) -> StreamAnatomy:
@@ -183,6 +199,14 @@ def _check_blocks(target: Target, adapter: ModelAdapter) -> None:
         raise RecipeError(
             f"gradient_path='block': {type(adapter).__name__} does not say how target {target.head!r} is read from the "
             "tokens of a block; use gradient_path='full'"
+        )
+
+
+def _check_tokens(chosen: Recipe, adapter: ModelAdapter) -> None:
+    if chosen.weighting in COMPARING and not adapter.embeds_tokens:
+        raise RecipeError(
+            f"weighting={chosen.weighting!r}: {type(adapter).__name__} does not embed single tokens next to texts; "
+            "choose a weighting of gradients"
         )
 
 

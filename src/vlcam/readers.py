@@ -78,7 +78,9 @@ def _finer(logits: Tensor, classes: Tensor) -> Tensor:
     distance = (logits - own).abs().scatter(1, classes[:, None], torch.inf)
     nearest = distance.topk(count, largest=False).indices
     weights = logits.softmax(1).gather(1, nearest)
-    return (weights * (own - logits.gather(1, nearest))).sum(1) / (weights.sum(1) + 1e-9)
+    # What takes no part in a comparison has a logit of -inf, and a weight of 0.
+    lead = (own - logits.gather(1, nearest)).masked_fill(logits.gather(1, nearest).isneginf(), 0)
+    return (weights * lead).sum(1) / (weights.sum(1) + 1e-9)
 
 
 def _scored_texts(output: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ def reading(
             exact = exact if weights is None else _taking_part(exact, weights.to(output.device))
             return reader(exact, chosen)
         if kind == "tokens" and weights is not None:
-            exact = exact * weights.to(exact)
+            exact = exact * weights.to(exact)[:, : exact.shape[1]]
         chosen = explained_classes(output, classes) if kind in OF_CLASSES else torch.empty(0)
         values = reader(exact, chosen)
         return values if kind != "pixels" else (values * region_weights(output, chosen, weights)).sum((1, 2))

@@ -45,6 +45,11 @@ class Selection:
     similar: Sequence[int] | None = None
 
     @property
+    def shown_cells(self) -> Sequence[int]:
+        """The tokens behind the cells that are shown."""
+        return self.cells if self.shown is None else [self.cells[place] for place in self.shown]
+
+    @property
     def all_rows(self) -> tuple[Sequence[int], ...]:
         """The rows of the main map, then those of every word."""
         return (self.rows, *(word.tokens for word in self.words))

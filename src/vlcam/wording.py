@@ -100,7 +100,8 @@ _PATHS = {
     "full": "G = dy/dA",
     "direct": "G = dy/dA through residual connections and FFNs only (the input of attention is detached)",
     "integrated": "G = mean over a in 0, 1/19, ..., 1 of dy/dA at the image times a",
-    "block": "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l))",
+    "block": "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l)), or "
+    "head(pooler(norm(F6_l))) in a model that pools by attention",
 }
 _FIELDS = {
     "site": "which tensor",
@@ -257,7 +258,7 @@ def _path(recipe: Recipe) -> str:
     if recipe.gradient_path != "block":
         return path
     if recipe.stream != "pooler":
-        return path.replace("z_l = head", "v_l = projection") if recipe.target in CONTRASTIVE else path
+        return path.replace("z_l =", "v_l =").replace("head(", "projection(") if recipe.target in CONTRASTIVE else path
     read = "final norm and pooler of F6_l"
     if "bare_pooler" in recipe.departures:
         read = "pooler of F6_l, without the final norm, and in CoCa v_l . t for the cosine"

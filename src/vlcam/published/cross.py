@@ -48,4 +48,21 @@ ENTRIES = (
         notes="One map for the whole text: the image tokens carry no text rows. The gradient is the sum over every "
         "block that reads them; with one layer and layer_rule='single', over that block's reading alone.",
     ),
+    entry(
+        LAVIS.replace(name="blip-caption", layers="last", target="caption"),
+        citations.BLIP,
+        "no published code: the rule of lavis-itm on the decoder's cross-attention",
+        notes="A word is told by the row of the token before it. In the last block that row has a gradient from this "
+        "word alone; in earlier ones from every word behind it, too.",
+        needs="caption",
+    ),
+    entry(
+        LAVIS.replace(name="blip-vqa", target="answer"),
+        citations.BLIP,
+        "no published code for an answer: the rule of lavis-itm on the cross-attention of the question's encoder",
+        depth=12,
+        notes="Words are those of the question. The decoder that writes the answer looks at the question, and at no "
+        "image token; every row of the last block of the encoder has a gradient.",
+        needs="answer",
+    ),
 )
