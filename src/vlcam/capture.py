@@ -154,18 +154,18 @@ def capture(
             check_finite(y, target)
             fixed = fixed_target(adapter, target, output.detach()) if target.path == "block" else target
             run.of_blocks.clear()
+            run.read_again.clear()
             own = run.gradients(fixed, y, last=number == len(targets) - 1)
-            gradients.append((own, dict(sorted(run.of_blocks.items()))))
+            gradients.append((own, dict(sorted(run.of_blocks.items())), dict(run.read_again)))
     by_row = {tap: by_image(tap, tensor.detach(), windows) for tap, tensor in trunk.tensors.items()}
     by_row |= _handed_on(streams, by_row)
-    by_row |= {tap: tensor.detach() for tap, tensor in run.read_again.items()}
     activations = {tap: spread(tensor, inputs.image_of) for tap, tensor in by_row.items()}
     activations |= {tap: spread(tensor.detach(), inputs.text_of) for tap, tensor in tower.tensors.items()}
     activations |= {tap: tensor.detach() for tap, tensor in head.tensors.items()}
     encoded = None if inputs.encoded is None else replace(inputs.encoded, own=inputs.encoded.own.detach())
     return tuple(
         Capture(
-            activations,
+            activations | {tap: spread(tensor.detach(), inputs.image_of) for tap, tensor in again.items()},
             found,
             y.detach(),
             {name: output.detach()},
@@ -174,7 +174,7 @@ def capture(
             windows,
             of_blocks=of_blocks,
         )
-        for (found, of_blocks), y in zip(gradients, scalars, strict=True)
+        for (found, of_blocks, again), y in zip(gradients, scalars, strict=True)
     )
 
 

@@ -70,7 +70,7 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
         EvidenceError: a map is not finite.
     """
     recipe = job.recipe
-    layers = _layers(job, found, pair)
+    layers = _layers(job, found, pair, selection)
     live = _live(job, found, pair, selection)
     if not live[0]:
         taps = ", ".join(map(str, job.gradient_taps))
@@ -106,11 +106,14 @@ def nothing(selection: Selection) -> TokenMaps:
     return TokenMaps(torch.zeros(count, cells, device="cpu", dtype=torch.float32), (status,) * count, apart)
 
 
-def _layers(job: Job, found: Capture, pair: int) -> list[_Layer]:
+def _layers(job: Job, found: Capture, pair: int, selection: Selection) -> list[_Layer]:
     attention = job.recipe.site in ATTENTION_SITES
+    read = len(selection.cells)
 
     def row(tensor: Tensor) -> Tensor:
         own = tensor[pair] if attention and tensor.ndim == _WINDOWED else tensor[pair : pair + 1]
+        if job.recipe.of_text and attention:  # without padding that nothing reads
+            own = own[..., :read, :read]
         return own.transpose(-1, -2) if job.recipe.map_axis == "queries" else own
 
     gradients: list[Tensor | None] = [None] * len(job.taps)

@@ -138,7 +138,8 @@ class Explanation:
         record = self.provenance["text"]
         place = [index for index, flag in enumerate(record["special"]) if not flag]
         spans = [(span[0], span[1]) for span in record["spans"]]
-        layout = lay_out(record["given"], record["ids"], record["pieces"], spans, record["special"])
+        cut = bool(record["cut_text"])
+        layout = lay_out(record["given"], record["ids"], record["pieces"], spans, record["special"], truncated=cut)
         sums = {index: float(value) for index, value in zip(place, self.tokens[0], strict=True)}
         return tuple(WordScore(w.text, w.span, w.tokens, sum(sums[i] for i in w.tokens)) for w in layout.words)
 

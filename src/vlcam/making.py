@@ -219,7 +219,7 @@ class Making:
             "asked": questions(job, found, selection),
             "modules": self._modules(job),
             "windows": None if cut is None else {"size": list(cut.window), "shift": list(cut.shift)},
-            "against": self._against(job, pair),
+            "against": self._against(pair),
             "apart": dict(made.apart),
             "pooled": self._pooled(pair),
         }
@@ -275,9 +275,10 @@ class Making:
         names = self._names(job.recipe.stream)
         return [names[0]] if job.target.pooler else [names[layer] for layer in job.layers]
 
-    def _against(self, job: Job, pair: int) -> list[str]:
-        """The texts that the target compares the pair's own with."""
-        return self.pairs.others(pair) if job.target.compares else []
+    def _against(self, pair: int) -> list[str]:
+        """The texts that scores, and the target if it does so, compare the pair's own with."""
+        of_texts = set(self.adapter.heads.values()) & set(OF_TEXTS)
+        return self.pairs.others(pair) if of_texts else []
 
     def _pooled(self, pair: int) -> dict[str, Any] | None:
         """From which position the text tower read the pair's text."""

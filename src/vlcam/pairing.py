@@ -18,6 +18,7 @@ from vlcam.archive import Attachments
 from vlcam.capture import as_found
 from vlcam.errors import InputError
 from vlcam.images import SourceImage, open_image
+from vlcam.readers import OF_TEXTS
 
 __all__ = ["Pairs", "pair_up"]
 
@@ -82,11 +83,14 @@ def pair_up(
     """
     ids = mask = None
     if isinstance(image, (Mapping, UserDict)):  # transformers' BatchEncoding is a UserDict
-        image, ids, mask = _from_mapping(image, text, with_text=adapter.takes_text)
+        shows = adapter.writes == "caption" and "input_ids" not in image  # images alone, whose captions are strings
+        image, ids, mask = _from_mapping(image, text, with_text=adapter.takes_text and not shows)
     images, pictures, attachments, many = _images(adapter, image)
     shown = Pairs(Inputs(images, None, tuple(range(len(pictures)))), tuple(pictures), tuple(attachments), many)
     if not adapter.takes_text:
         return _with_classes(shown, text, against, classes)
+    if against is not None and not set(adapter.heads.values()) & set(OF_TEXTS):
+        raise InputError(f"against={against!r}: no score of this model compares a text with others; leave it out")
     if answer is not None and adapter.writes != "answer":
         raise InputError(f"answer={answer!r}: this model answers no questions")
     if text is None and ids is None and adapter.writes == "caption":
@@ -96,11 +100,13 @@ def pair_up(
         texts = _texts(adapter, text, against)
     elif against is None:
         found = adapter.accept_ids(ids, mask)
-        texts = found, tuple(range(len(found.layouts))), (), True
+        known = [layout.ids for layout in found.layouts]
+        own = tuple(map(known.index, known))
+        texts = found, own, tuple(dict.fromkeys(own)), True
     else:
         raise InputError("against=...: the batch has its texts as ids; put the others among them, or give strings")
     _check_cut(texts[0], strict=strict)
-    return _with_answers(adapter, _with_texts(shown, *texts), answer)
+    return _with_answers(adapter, _with_texts(shown, *texts), answer, strict=strict)
 
 
 def _with_classes(shown: Pairs, text: Any, against: Sequence[str] | str | None, classes: int | None) -> Pairs:
@@ -125,12 +131,13 @@ def _with_texts(
     return replace(shown, inputs=inputs, many=shown.many or several, compared=compared)
 
 
-def _with_answers(adapter: ModelAdapter, pairs: Pairs, answer: Sequence[str] | str | None) -> Pairs:
+def _with_answers(adapter: ModelAdapter, pairs: Pairs, answer: Sequence[str] | str | None, *, strict: bool) -> Pairs:
     if adapter.writes != "answer":
         return pairs
     answers = _written(adapter, pairs.inputs) if answer is None else _answers(answer, len(pairs.inputs.image_of))
-    inputs = replace(pairs.inputs, answers=adapter.prepare_answers(answers))
-    return replace(pairs, inputs=inputs, written=answer is None)
+    prepared = adapter.prepare_answers(answers)
+    _check_cut(prepared, strict=strict)
+    return replace(pairs, inputs=replace(pairs.inputs, answers=prepared), written=answer is None)
 
 
 def _written(adapter: ModelAdapter, inputs: Inputs) -> list[str]:
@@ -143,7 +150,7 @@ def _written(adapter: ModelAdapter, inputs: Inputs) -> list[str]:
 
 
 def _answers(answer: Sequence[str] | str, pairs: int) -> list[str]:
-    given, _ = _strings(answer)
+    given, _ = _strings(answer, "answer")
     if len(given) not in (1, pairs):
         raise InputError(f"{len(given)} answers for {pairs} pairs: give one, or one for each")
     return given * pairs if len(given) == 1 else given
@@ -153,7 +160,7 @@ def _texts(
     adapter: ModelAdapter, text: Any, against: Sequence[str] | str | None
 ) -> tuple[PreparedTexts, tuple[int, ...], tuple[int, ...], bool]:
     """Each distinct text once, which of them are asked for and which compared with, and whether a list was given."""
-    strings, several = _strings(text)
+    strings, several = _strings(text, "question" if adapter.writes == "answer" else "text")
     others = [] if against is None else _strings(against, blank=True)[0]
     distinct = list(dict.fromkeys([*strings, *others]))
     texts = adapter.prepare_texts(distinct)
@@ -233,16 +240,16 @@ def _image_record(source: SourceImage, steps: Sequence[dict[str, Any]]) -> dict[
     }
 
 
-def _strings(text: Any, *, blank: bool = False) -> tuple[list[str], bool]:
+def _strings(text: Any, what: str = "text", *, blank: bool = False) -> tuple[list[str], bool]:
     many = isinstance(text, (list, tuple))
     given = list(text) if many else [text]
-    if not given:
-        raise InputError("no text was given")
+    if not given or text is None:
+        raise InputError(f"no {what} was given; give a string, or a list of strings")
     for item in given:
         if not isinstance(item, str):
             raise InputError(f"a text of type {type(item).__name__}: give a string, or a list of strings")
         if not item.strip() and not blank:
-            raise InputError(f"the text is empty ({item!r}); give at least one word")
+            raise InputError(f"the {what} is empty ({item!r}); give at least one word")
     return given, many
 
 

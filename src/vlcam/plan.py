@@ -263,8 +263,11 @@ def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict
         rows = {"queries": "phrase"} if chosen.site == "CROSS" else {}
         return {"prompt": "phrase", **rows} if "prompt" not in wanted else rows
     if chosen.site != "CROSS" and wanted.get("target", chosen.target) in CONTRASTIVE:
-        asked = wanted.get("prompt", chosen.prompt)
-        return {"prompt": "phrase" if asked == "whole" else asked}
+        if wanted.get("prompt") == "whole":
+            raise RecipeError(
+                f"phrase={phrase!r} and prompt='whole': choose 'phrase' or 'in_place', or leave phrase out"
+            )
+        return {"prompt": wanted.get("prompt", "phrase" if chosen.prompt == "whole" else chosen.prompt)}
     if chosen.queries not in ("all", "phrase"):
         raise RecipeError(
             f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "

@@ -78,6 +78,7 @@ def _finer(logits: Tensor, classes: Tensor) -> Tensor:
     distance = (logits - own).abs().scatter(1, classes[:, None], torch.inf)
     nearest = distance.topk(count, largest=False).indices
     weights = logits.softmax(1).gather(1, nearest)
+    weights = weights.masked_fill(nearest == classes[:, None], 0)  # where there are fewer others
     # What takes no part in a comparison has a logit of -inf, and a weight of 0.
     lead = (own - logits.gather(1, nearest)).masked_fill(logits.gather(1, nearest).isneginf(), 0)
     return (weights * lead).sum(1) / (weights.sum(1) + 1e-9)

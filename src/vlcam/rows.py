@@ -70,13 +70,16 @@ def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) ->
     real, place = range(len(layout.ids)), tuple(i for i, flag in enumerate(layout.special) if not flag)
     if not place:
         raise RecipeError(f"stream='text': no token of the text {layout.text!r} stands for a word")
-    apart: list[tuple[str, tuple[int, ...]]] = [
-        (layout.pieces[i], (i,)) for i, flag in enumerate(layout.special) if flag
-    ]
+    # Behind the token that is pooled nothing is read, unless the tower pools behind the text.
+    read = range(count) if pooled >= len(real) else real
+    apart: list[tuple[str, tuple[int, ...]]] = []
+    for index in (i for i, flag in enumerate(layout.special) if flag):
+        piece, seen = layout.pieces[index], sum(name.partition("#")[0] == layout.pieces[index] for name, _ in apart)
+        apart.append((f"{piece}#{seen + 1}" if seen else piece, (index,)))
     if pooled >= len(real):
         apart.append(("pooled position", (pooled,)))
-    padding = tuple(i for i in range(len(real), count) if i != pooled)
-    apart += [("padding", padding)] if padding else []
+    if count > len(real):
+        apart.append(("padding", tuple(i for i in read if i >= len(real) and i != pooled)))
     named = {"pooled": (pooled,), "all": real}
     rows: Sequence[int] = ()
     if recipe.site in ATTENTION_SITES:
@@ -85,7 +88,7 @@ def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) ->
     return Selection(
         rows=rows,
         pool=pool,
-        cells=range(count),
+        cells=read,
         words=(),
         span=None,
         dropped=[{"what": "text tokens", "tokens": [i for _, own in apart for i in own], "why": "reported apart"}],
@@ -122,19 +125,22 @@ def select(
     before = list(range(len(tokens.prefix)))
     why = f"before the patches ({', '.join(tokens.prefix)}): no place on the grid"
     dropped: list[dict[str, Any]] = [{"what": "image tokens", "tokens": before, "why": why}] if before else []
+    span = None
+    if recipe.target == "caption" and layout is not None and phrase is not None:  # its tokens are what is scored
+        span = find_phrase(layout, phrase, occurrence)
     if recipe.site not in ATTENTION_SITES:
         pooled = recipe.gradient_tokens
         pool: Sequence[int] = () if pooled == "none" else tokens.chosen(pooled, recipe.exclude)
-        return Selection((), pool, tokens.patches, (), None, dropped, tokens.grid)
+        return Selection((), pool, tokens.patches, (), span, dropped, tokens.grid)
     pool = tokens.patches if recipe.heads == "channels" else ()
     if recipe.stream == "pooler":
         slots: Sequence[int] = _index_list(recipe, learned) or range(learned)
-        return Selection(slots, pool, tokens.patches, (), None, dropped, tokens.grid)
+        return Selection(slots, pool, tokens.patches, (), span, dropped, tokens.grid)
     if recipe.site == "F2" or layout is None:
         rows = _image_rows(recipe, tokens)
         if recipe.weighting == "head_weights" and recipe.gradient_tokens == "all":
             pool = tokens.chosen("all", recipe.exclude)
-        return Selection(rows, pool, tokens.patches, (), None, dropped, tokens.grid)
+        return Selection(rows, pool, tokens.patches, (), span, dropped, tokens.grid)
     return _crossed(recipe, layout, tokens, pool, dropped, phrase, occurrence)
 
 
