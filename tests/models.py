@@ -230,7 +230,7 @@ def siglip_words() -> PreTrainedTokenizerFast:
 
 
 def two_towers(
-    kind: str = "clip", *, seed: int = 0, temperature: float = 4.0, attention: str = "sdpa", **options: Any
+    kind: str = "clip", *, seed: int = 1, temperature: float = 4.0, attention: str = "sdpa", **options: Any
 ) -> Any:
     """The adapter of a random CLIP or SigLIP of 3 blocks, 4 x 4 patches and a context of 12 tokens."""
     torch.manual_seed(seed)

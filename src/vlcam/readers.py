@@ -77,10 +77,10 @@ def _finer(logits: Tensor, classes: Tensor) -> Tensor:
         raise RecipeError("scale='finer' needs classes to compare with, and this model has one; use scale='logit'")
     distance = (logits - own).abs().scatter(1, classes[:, None], torch.inf)
     nearest = distance.topk(count, largest=False).indices
-    weights = logits.softmax(1).gather(1, nearest)
-    weights = weights.masked_fill(nearest == classes[:, None], 0)  # where there are fewer others
-    # What takes no part in a comparison has a logit of -inf, and a weight of 0.
-    lead = (own - logits.gather(1, nearest)).masked_fill(logits.gather(1, nearest).isneginf(), 0)
+    # Where there are fewer others, the nearest ones are at an infinite distance, and take no part.
+    there = distance.gather(1, nearest).isfinite()
+    weights = logits.softmax(1).gather(1, nearest).where(there, 0)
+    lead = (own - logits.gather(1, nearest)).where(there, 0)
     return (weights * lead).sum(1) / (weights.sum(1) + 1e-9)
 
 
