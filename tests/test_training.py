@@ -190,6 +190,19 @@ def test_the_tower_in_training_is_the_one_that_is_saved(clip_words, crowd):
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
+def test_the_map_that_is_trained_is_the_one_that_is_measured(clip_words, crowd):
+    torch.manual_seed(0)
+    trainee = clip.Trainee(replace(CLIP_PLAN, bfloat16=0)).eval()
+    plain = clip.bare(CLIP_PLAN, clip_words).eval()
+    plain.load_state_dict(trainee.net.state_dict())
+    plain.vision_model.config._attn_implementation = "eager"
+    texts = [clip_maps.prompt(LABELS[label]) for label in crowd.labels[:, 0]]
+    image = torch.nn.functional.normalize(trainee.net.visual_projection(trainee.sight(crowd.pixels)), dim=-1)
+    made = trainee.map_of(trainee.net.logit_scale.exp() * (image * trainee.text(texts)).sum(-1))
+    wanted = clip_maps.phrase_maps(plain, clip_words, crowd.pixels, texts)["F1 last block, gradcam"]
+    torch.testing.assert_close(made.detach().relu() / 144, wanted, atol=1e-6, rtol=1e-4)
+
+
 def test_a_dimmed_object_counts_as_far_as_cls_sees_it(crowd):
     trainee = clip.Trainee(CLIP_PLAN)
     share = trainee._gates(crowd, torch.Generator().manual_seed(1))
@@ -232,11 +245,11 @@ def test_the_losses_of_clip_are_finite_and_reach_both_towers(crowd):
     trainee = clip.Trainee(CLIP_PLAN).train()
     alone = trainee.losses(crowd, torch.Generator().manual_seed(0), alone=True)
     assert alone.keys() == {"dense", "evidence", "shapes"}
-    trainee = clip.Trainee(replace(CLIP_PLAN, blind=0.5)).train()
+    trainee = clip.Trainee(replace(CLIP_PLAN, blind=0.5, point=0.2)).train()
     parts = trainee.losses(crowd, torch.Generator().manual_seed(0), alone=False)
-    assert {"phrase", "presence", "captions", "look", "dense", "evidence"} <= parts.keys()
+    assert {"phrase", "presence", "captions", "look", "point", "dense", "evidence"} <= parts.keys()
     assert all(torch.isfinite(value) for value in parts.values())
-    torch.autograd.backward(sum(parts[name] for name in ("phrase", "presence", "captions", "look")))
+    torch.autograd.backward(sum(parts[name] for name in ("phrase", "presence", "captions", "look", "point")))
     for tower in (trainee.net.vision_model, trainee.net.text_model):
         assert tower.encoder.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
     assert not trainee.attention.gates

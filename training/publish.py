@@ -17,7 +17,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSemanticSe
 
 import vlcam
 from benchmarks import pointing
-from training import clip_maps, maps, overlap, segmenter
+from training import clip, clip_maps, maps, overlap, segmenter
 from vlcam import scenes
 
 log = logging.getLogger("training")
@@ -251,11 +251,15 @@ def card_clip(name: str, figures: dict[str, Any]) -> str:
     boxes = figures["pointing_game_box"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
     plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
+    first = clip.PLANS["first"]
     return CARD_CLIP.read_text(encoding="utf-8").format(
         **figures["plan"],
         **plain,
         name=name,
         megabytes=figures["bytes"] / 1e6,
+        first_stop=first.stop,
+        first_seed=first.seed,
+        alone=first.vision_steps,
         grid=figures["plan"]["side"] // figures["plan"]["patch"],
         prompt_rows="\n".join(f'| "{wording}" | {share:.3f} |' for wording, share in figures["zero_shot"].items()),
         retrieval_rows="\n".join(f"| {way} | {share:.3f} |" for way, share in figures["retrieval"].items()),
