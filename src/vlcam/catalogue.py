@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,15 @@ _ENTRIES = (
 )
 
 
-def default(heads: Mapping[str, HeadKind]) -> str:
-    """The recipe that is used where none is named: the published one of the model's kind."""
+def default(heads: Mapping[str, HeadKind], streams: Collection[str] = ("fusion",)) -> str:
+    """The recipe that is used where none is named: the published one of the model's kind.
+
+    Args:
+        heads: the scores that the model offers.
+        streams: its stacks of blocks.
+    """
+    if "itm" in heads and "fusion" not in streams:
+        return "blip2-itm"
     kinds = {"itm": "lavis-itm", "contrastive": "clip-gradcam", "caption": "blip-caption", "answer": "blip-vqa"}
     return next((name for head, name in kinds.items() if head in heads), "pgc-gradcam")
 

@@ -76,3 +76,12 @@ COCA = (
     "Yu, Wang, Vasudevan, Yeung, Seyedhosseini, Wu. CoCa: Contrastive Captioners are Image-Text Foundation Models. "
     "TMLR 2022"
 )
+PNP_VQA = (
+    "Tiong, Li, Li, Savarese, Hoi. Plug-and-Play VQA: Zero-shot VQA by Conjoining Large Pretrained Models with Zero "
+    "Training. Findings of EMNLP 2022"
+)
+OMNIXAI = "Yang, Le, Laud, Savarese, Hoi. OmniXAI: A Library for Explainable AI. arXiv:2206.01612, 2022"
+BLIP2 = (
+    "Li, Li, Savarese, Hoi. BLIP-2: Bootstrapping Language-Image Pre-training with Frozen Image Encoders and Large "
+    "Language Models. ICML 2023"
+)

@@ -364,7 +364,7 @@ class Explainer:
         given = [layer] if isinstance(layer, str) else layer
         if not isinstance(given, (list, tuple)) or not any(isinstance(each, str) and "." in each for each in given):
             return block_numbers(layer)
-        base = recipe if recipe is not None else default(self.adapter.heads)
+        base = recipe if recipe is not None else default(self.adapter.heads, self.anatomy.streams)
         own = base if isinstance(base, Recipe) else named(base).recipe
         stream = self.anatomy.stream(choices.get("stream", own.stream))
         root = self.adapter.module
@@ -372,7 +372,7 @@ class Explainer:
 
     def _plan(self, recipe: str | Recipe | None, asked: Asked, choices: dict[str, Any], **words: Any) -> Job:
         """Fit one recipe; what was asked for replaces its target unless it takes none."""
-        base = recipe if recipe is not None else default(self.adapter.heads)
+        base = recipe if recipe is not None else default(self.adapter.heads, self.anatomy.streams)
         own = base if isinstance(base, Recipe) else named(base).recipe
         takes = takes_target(choices.get("weighting", own.weighting))
         changes = {**(asked.changes if takes else {}), **choices}

@@ -102,7 +102,7 @@ def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: d
 
 def _usual(adapter: ModelAdapter, stream: str, site: str, weighting: str, heads: str | None) -> dict[str, Any]:
     """The other choices that are usual with a site and a weighting."""
-    target = named(default(adapter.heads)).fitted(1, adapter)[0]
+    target = named(default(adapter.heads, adapter.anatomy.streams)).fitted(1, adapter)[0]
     score = {"target": target.target, "scale": target.scale, "gradient_path": "full"}
     if not takes_gradient(weighting):
         score["gradient_path"] = "none"

@@ -150,7 +150,9 @@ def _written(adapter: ModelAdapter, inputs: Inputs) -> list[str]:
 
 
 def _answers(answer: Sequence[str] | str, pairs: int) -> list[str]:
-    given, _ = _strings(answer, "answer")
+    given, _ = _strings(answer, blank=True)
+    if not all(each.strip() for each in given):
+        raise InputError(f"answer={answer!r}: an answer is empty; give at least one word, or leave it out")
     if len(given) not in (1, pairs):
         raise InputError(f"{len(given)} answers for {pairs} pairs: give one, or one for each")
     return given * pairs if len(given) == 1 else given
@@ -160,7 +162,9 @@ def _texts(
     adapter: ModelAdapter, text: Any, against: Sequence[str] | str | None
 ) -> tuple[PreparedTexts, tuple[int, ...], tuple[int, ...], bool]:
     """Each distinct text once, which of them are asked for and which compared with, and whether a list was given."""
-    strings, several = _strings(text, "question" if adapter.writes == "answer" else "text")
+    if text is None and adapter.writes == "answer":
+        raise InputError("no question was given; this model answers questions about an image, give a string")
+    strings, several = _strings(text)
     others = [] if against is None else _strings(against, blank=True)[0]
     distinct = list(dict.fromkeys([*strings, *others]))
     texts = adapter.prepare_texts(distinct)
@@ -240,16 +244,16 @@ def _image_record(source: SourceImage, steps: Sequence[dict[str, Any]]) -> dict[
     }
 
 
-def _strings(text: Any, what: str = "text", *, blank: bool = False) -> tuple[list[str], bool]:
+def _strings(text: Any, *, blank: bool = False) -> tuple[list[str], bool]:
     many = isinstance(text, (list, tuple))
     given = list(text) if many else [text]
-    if not given or text is None:
-        raise InputError(f"no {what} was given; give a string, or a list of strings")
+    if not given:
+        raise InputError("no text was given")
     for item in given:
         if not isinstance(item, str):
             raise InputError(f"a text of type {type(item).__name__}: give a string, or a list of strings")
         if not item.strip() and not blank:
-            raise InputError(f"the {what} is empty ({item!r}); give at least one word")
+            raise InputError(f"the text is empty ({item!r}); give at least one word")
     return given, many
 
 

@@ -268,6 +268,11 @@ def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict
                 f"phrase={phrase!r} and prompt='whole': choose 'phrase' or 'in_place', or leave phrase out"
             )
         return {"prompt": wanted.get("prompt", "phrase" if chosen.prompt == "whole" else chosen.prompt)}
+    if wanted.get("stream", chosen.stream) == "pooler":
+        raise RecipeError(
+            f"phrase={phrase!r} with stream='pooler': its rows are learned queries and no words, so that there is no map "
+            "of a phrase; leave phrase out, or name queries by number, queries=(0, ...)"
+        )
     if chosen.queries not in ("all", "phrase"):
         raise RecipeError(
             f"phrase={phrase!r} with site={chosen.site!r}, queries={chosen.queries!r}: only maps with text rows "

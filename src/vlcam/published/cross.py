@@ -7,6 +7,8 @@ from vlcam.published.bases import FEATURES, LAVIS, entry
 
 __all__ = ["ENTRIES"]
 
+_BLIP2 = LAVIS.replace(name="blip2-itm", stream="pooler", layers="last", exclude=("cls",))
+
 ENTRIES = (
     entry(
         LAVIS,
@@ -23,6 +25,38 @@ ENTRIES = (
         depth=6,
         notes="Mean over all text rows, special tokens included. ALBEF's 'layer 8' of 12 is the third of the six "
         "fusion blocks that have cross-attention, block 2 here. Its mean also counts padding, which only rescales.",
+    ),
+    entry(
+        LAVIS.replace(name="pnp-vqa", layers=(7,)),
+        citations.PNP_VQA,
+        "salesforce/LAVIS 506965b, lavis/models/pnp_vqa_models/pnp_vqa.py and img2prompt_models, with block_num=7",
+        depth=12,
+        notes="lavis-itm one block later, for questions without their mark. The raw map is what patches are drawn by. "
+        "The paper writes the minimum of the gradient and zero where the code keeps what is positive (LAVIS issue "
+        "789).",
+    ),
+    entry(
+        LAVIS.replace(name="omnixai-itm", exclude=("cls", "padding")),
+        citations.OMNIXAI,
+        "salesforce/OmniXAI, omnixai/explainers/vision_language/specific/gradcam/pytorch/gradcam.py",
+        depth=12,
+        notes="lavis-itm with the mean over all text rows, special tokens included.",
+    ),
+    entry(
+        _BLIP2,
+        citations.BLIP2,
+        "no published code; asked for in salesforce/LAVIS issue 549, where rows of queries are taken for words",
+        notes="The rows are the Q-Former's learned queries, and their mean is the map: no word of BLIP-2 looks at the "
+        "image. Every second block has cross-attention; the last of those is taken.",
+        needs="itm",
+    ),
+    entry(
+        _BLIP2.replace(name="blip2-itc", target="contrastive", scale="cosine"),
+        citations.BLIP2,
+        "no published code",
+        notes="The cosine is that of the query that fits the text best, so that behind its last block only that one "
+        "has a gradient.",
+        needs="contrastive",
     ),
     entry(
         LAVIS.replace(
