@@ -14,8 +14,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import interpolate
 
 import vlcam
-from vlcam.anatomy import VALUES, Tap
+from vlcam.anatomy import HANDED, INPUT, VALUES, Tap
 from vlcam.capture import STEPS, capture
+from vlcam.pairing import pair_up
+from vlcam.targets import Target
 
 GOLDEN = Path(__file__).parent / "golden"
 GRID = 4
@@ -82,15 +84,21 @@ def test_reciprocam_maps_are_the_authors_for_every_class(key, departures):
         assert_same_map(found[label].tokens, values[f"raw_map__{key}"][label])
 
 
-def test_values_are_projected_without_the_bias():
+def test_values_are_read_by_head_and_handed_on_projected_without_the_bias():
     model, _, pixels = golden("r40-bt-tokenwise")
     block = model.adapter.module.blocks[3]
     found = model.capture(pixels, stream="vision", site="F1", layers=3, target=0)
     with torch.no_grad():
         value = block.attn.qkv(found.activations[Tap("vision", 3, "F1")]).chunk(3, -1)[2]
-        expected = value @ block.attn.proj.weight.T
+        by_head = value.unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
         inside = model.capture(pixels, stream="vision", site=VALUES, layers=3, target=0)
-    torch.testing.assert_close(inside.activations[Tap("vision", 3, VALUES)], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(inside.activations[Tap("vision", 3, VALUES)], by_head, rtol=1e-5, atol=1e-5)
+        taps = [Tap("vision", 3, site) for site in (VALUES, INPUT)]
+        target = Target("class", "class_logit", lambda output: output[:, 0])
+        (both,) = capture(model.adapter, pair_up(model.adapter, pixels, None).inputs, taps, [target])
+    expected = value @ block.attn.proj.weight.T
+    torch.testing.assert_close(both.activations[Tap("vision", 3, HANDED)], expected, rtol=1e-5, atol=1e-5)
+    assert Tap("vision", 3, HANDED) not in inside.activations
 
 
 def test_an_integrated_gradient_is_the_mean_over_dimmed_images(tiny):

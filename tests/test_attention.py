@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vlcam.anatomy import SCORES, Reading, Tap
-from vlcam.attention import AttentionMode, Watched
+from vlcam.anatomy import KEYS as KEYS_SITE
+from vlcam.anatomy import QUERIES as QUERIES_SITE
+from vlcam.anatomy import SCORES, VALUES, Reading, Tap
+from vlcam.attention import AttentionMode, Edit, Watched
 from vlcam.errors import CaptureError
 from vlcam.taps import Taps
 
@@ -19,6 +21,9 @@ SCORE_TAP = Tap("fusion", 0, SCORES)
 HEADS_TAP = Tap("fusion", 0, "F3_HEADS")
 ATTENTION = {"attention": TAP}
 EVERYTHING = {"attention": TAP, "scores": SCORE_TAP, "heads": HEADS_TAP}
+QUERY_TAP, KEY_TAP, VALUE_TAP = (Tap("fusion", 0, site) for site in (QUERIES_SITE, KEYS_SITE, VALUES))
+MIXED = {"queries": QUERY_TAP, "keys": KEY_TAP, "values": VALUE_TAP}
+ONE_HEAD, IDENTITY = Edit("one_head"), Edit("identity")
 
 
 class Fused(nn.Module):
@@ -55,9 +60,9 @@ class Recorder:
         return found
 
 
-def tapped(module, *args, take, watched=ATTENTION, **options):
+def tapped(module, *args, take, watched=ATTENTION, edit=None, **options):
     mode = AttentionMode(take)
-    mode.stack.append(Watched(watched))
+    mode.stack.append(Watched(watched, edit or Edit()))
     with mode:
         return module(*args, **options)
 
@@ -297,6 +302,169 @@ def test_only_what_is_watched_is_taken():
     recorder = Recorder()
     tapped(Fused(), *tensors(), take=recorder, watched={"scores": SCORE_TAP})
     assert [tap for tap, _ in recorder.seen] == [SCORE_TAP]
+
+
+# ---------------------------------------------------------------- queries, keys and values
+
+
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)
+def test_queries_keys_and_values_of_fused_attention_are_its_inputs(sizes, options):
+    query, key, value = tensors(**sizes)
+    recorder = Recorder()
+    found = tapped(Fused(), query, key, value, take=recorder, watched=ATTENTION | MIXED, **options)
+    groups = query.shape[1] // key.shape[1]
+    assert torch.equal(recorder[QUERY_TAP], query)
+    assert torch.equal(recorder[KEY_TAP], key.repeat_interleave(groups, 1))
+    assert torch.equal(recorder[VALUE_TAP], value.repeat_interleave(groups, 1))
+    assert torch.allclose(found, Fused()(query, key, value, **options), atol=1e-6)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
+def test_queries_keys_and_values_of_written_out_attention_are_those_of_its_products(softmax):
+    query, key, value = tensors()
+    recorder = Recorder()
+    found = tapped(Explicit(softmax), query, key, value, take=recorder, watched=ATTENTION | MIXED)
+    assert torch.equal(recorder[QUERY_TAP], query)
+    assert torch.equal(recorder[KEY_TAP], key)
+    assert torch.equal(recorder[VALUE_TAP], value)
+    assert torch.allclose(found, Fused()(query, key, value), atol=1e-6)
+
+
+def test_the_values_that_take_returns_are_what_is_mixed():
+    inputs = tensors()
+    for module in (Fused(), Explicit(nn.Softmax(-1))):
+        found = tapped(module, *inputs, take=lambda tap, t: 2 * t if tap == VALUE_TAP else t, watched=ATTENTION | MIXED)
+        assert torch.allclose(found, 2 * module(*inputs), atol=1e-6)
+
+
+# ---------------------------------------------------------------- attention that is computed otherwise
+
+
+def joined(heads):
+    """[B, 1, N, H * d]."""
+    return heads.transpose(1, 2).flatten(2)[:, None]
+
+
+def split(mixed, heads):
+    """[B, H, N, d] from what one head gives."""
+    return mixed[:, 0].unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)
+def test_one_head_of_full_width_scores_all_channels_at_once(sizes, options):
+    query, key, value = tensors(**sizes)
+    recorder = Recorder()
+    watched = ATTENTION | {"scores": SCORE_TAP} | MIXED
+    found = tapped(Fused(), query, key, value, take=recorder, watched=watched, edit=ONE_HEAD, **options)
+    groups = query.shape[1] // key.shape[1]
+    one = [joined(each) for each in (query, *(each.repeat_interleave(groups, 1) for each in (key, value)))]
+    # Whatever scale the model has, that of one head is the root of its width.
+    masks = {k: v for k, v in options.items() if k not in ("enable_gqa", "scale")}
+    if "attn_mask" in masks and masks["attn_mask"].ndim == 4:  # the same for every head
+        masks["attn_mask"] = masks["attn_mask"][:, :1]
+    wanted = probabilities_of(one[0], one[1], **masks)
+    assert recorder[TAP].shape == (2, 1, query.shape[2], 6)
+    assert torch.allclose(recorder[TAP], wanted, atol=1e-6)
+    assert all(torch.equal(recorder[tap], each) for tap, each in zip((QUERY_TAP, KEY_TAP, VALUE_TAP), one, strict=True))
+    assert found.shape == query.shape
+    assert torch.allclose(found, split(wanted @ one[2], 4), atol=1e-6)
+
+
+def test_gradients_pass_through_one_head():
+    inputs = [each.requires_grad_() for each in tensors()]
+    found = tapped(Fused(), *inputs, take=Recorder(), edit=ONE_HEAD)
+    wanted = split(Fused()(*[joined(each) for each in inputs]), 4)
+    gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in (found, wanted)]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*gradients, strict=True))
+
+
+def test_one_head_of_a_module_that_has_one_is_its_own():
+    inputs = tensors(heads=1, groups=1)
+    found = tapped(Fused(), *inputs, take=Recorder(), edit=ONE_HEAD)
+    assert torch.allclose(found, Fused()(*inputs), atol=1e-6)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_heads_that_each_have_a_mask_of_their_own_cannot_be_joined(gradients):
+    by_head = torch.randn(1, 4, 5, 6, generator=torch.Generator().manual_seed(2))
+    with torch.set_grad_enabled(gradients), pytest.raises(CaptureError, match="attention='one_head'"):
+        tapped(Fused(), *tensors(), take=Recorder(), edit=ONE_HEAD, attn_mask=by_head)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
+def test_heads_whose_softmax_is_written_out_cannot_be_joined(softmax):
+    with pytest.raises(CaptureError, match=r"^attention='one_head': the model writes .* load it with fused attention"):
+        tapped(Explicit(softmax), *tensors(), take=Recorder(), edit=ONE_HEAD)
+
+
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)
+def test_identity_hands_every_token_its_own_value_whatever_the_mask(sizes, options):
+    query, key, value = tensors(**{**sizes, "queries": 6})
+    options = {k: v for k, v in options.items() if k != "attn_mask"}
+    recorder = Recorder()
+    found = tapped(Fused(), query, key, value, take=recorder, edit=IDENTITY, **options)
+    assert torch.equal(recorder[TAP], torch.eye(6).expand(2, 4, 6, 6))
+    assert torch.equal(found, value.repeat_interleave(4 // value.shape[1], 1))
+    masked = tapped(Fused(), query, key, value, take=Recorder(), edit=IDENTITY, attn_mask=ADDED[:1], **options)
+    assert torch.equal(masked, found)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
+def test_identity_of_written_out_attention(softmax):
+    query, key, value = tensors(queries=6)
+    recorder = Recorder()
+    found = tapped(Explicit(softmax), query, key, value, take=recorder, edit=IDENTITY)
+    assert torch.equal(recorder[TAP], torch.eye(6).expand(2, 4, 6, 6))
+    assert torch.equal(found, value)
+
+
+HIDE = torch.tensor([[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 1]], dtype=torch.bool)
+"""True hides a key, by pair; other keys than those that MASK leaves to no row."""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "empty" not in name])
+def test_hidden_keys_get_nothing_and_the_others_share_it(name):
+    sizes, options = CASES[name]
+    query, key, value = tensors(**sizes)
+    recorder = Recorder()
+    found = tapped(Fused(), query, key, value, take=recorder, edit=Edit(hidden=HIDE), **options)
+    keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    plain = probabilities_of(query, keys, **{k: v for k, v in options.items() if k != "enable_gqa"})
+    left = plain.masked_fill(HIDE[:, None, None], 0)
+    seen = left.sum(-1) > 0  # of a causal mask the first row may look at a hidden key alone
+    wanted = left / left.sum(-1, keepdim=True)
+    assert torch.allclose(recorder[TAP][seen], wanted[seen], atol=1e-6)
+    values = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    assert torch.allclose(found[seen], (wanted @ values)[seen], atol=1e-5)
+    assert bool(seen.all()) == ("causal" not in name)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
+def test_hidden_keys_of_written_out_attention(softmax):
+    inputs = tensors()
+    recorder = Recorder()
+    found = tapped(Explicit(softmax), *inputs, take=recorder, watched=EVERYTHING, edit=Edit(hidden=HIDE))
+    assert not recorder[TAP].transpose(1, 3)[HIDE].any()
+    assert torch.isneginf(recorder[SCORE_TAP].transpose(1, 3)[HIDE]).all()
+    assert torch.allclose(found, Fused()(*inputs, attn_mask=~HIDE[:, None, None]), atol=1e-6)
+
+
+def test_one_head_and_hidden_keys_go_together():
+    inputs = tensors()
+    found = tapped(Fused(), *inputs, take=Recorder(), edit=Edit("one_head", HIDE))
+    wanted = Fused()(*[joined(each) for each in inputs], attn_mask=~HIDE[:, None, None])
+    assert torch.allclose(found, split(wanted, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize("edit", [ONE_HEAD, IDENTITY, Edit(hidden=HIDE)], ids=["one head", "identity", "hidden"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_attention_that_is_computed_otherwise_keeps_its_precision(edit, dtype):
+    inputs = [each.to(dtype) for each in tensors()]
+    recorder = Recorder()
+    found = tapped(Fused(), *inputs, take=recorder, edit=edit)
+    assert {found.dtype, recorder[TAP].dtype} == {dtype}
+    exact = tapped(Fused(), *[each.double() for each in inputs], take=Recorder(), edit=edit)
+    assert torch.allclose(found.double(), exact, atol=1e-12 if dtype == torch.float64 else 0.05)
 
 
 # ---------------------------------------------------------------- nn.MultiheadAttention
@@ -595,6 +763,100 @@ def test_multihead_attention_keeps_its_precision(dtype):
     assert torch.allclose(found, module(*inputs)[0], atol=1e-12 if dtype == torch.float64 else 0.05)
 
 
+# ---------------------------------------------------------------- nn.MultiheadAttention, computed otherwise
+
+
+def projections(module, *inputs):
+    """Queries, keys and values [B, N, D]."""
+    inputs = inputs if module.batch_first else [each.transpose(0, 1) for each in inputs]
+    if module.in_proj_weight is None:
+        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    else:
+        weights = module.in_proj_weight.split(WIDTH)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.split(WIDTH)
+    return [functional.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
+
+
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_queries_keys_and_values_of_multihead_attention_are_its_projections_by_head(options):
+    module = multihead(**options)
+    inputs = sources(module)
+    recorder = Recorder()
+    tapped(module, *inputs, take=recorder, watched=EVERYTHING | MIXED)
+    for tap, whole in zip((QUERY_TAP, KEY_TAP, VALUE_TAP), projections(module, *inputs), strict=True):
+        assert torch.allclose(recorder[tap], whole.unflatten(-1, (module.num_heads, -1)).transpose(1, 2), atol=1e-6)
+
+
+def same_for_all_heads(mask):
+    """A mask by pair and head [B * H, queries, keys] whose heads are alike."""
+    if "attn_mask" not in mask or mask["attn_mask"].ndim == 2:
+        return mask
+    return mask | {"attn_mask": mask["attn_mask"][::HEADS].repeat_interleave(HEADS, 0)}
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("options", [v for k, v in MODULES.items() if k != "one head"], ids=lambda o: str(list(o)))
+def test_one_head_of_multihead_attention_is_the_module_with_one_head(options, mask, returned):
+    module, twin = multihead(**options), multihead(**options, heads=1)  # the weights are the same
+    inputs, mask = sources(module), same_for_all_heads(mask)
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING | MIXED, edit=ONE_HEAD, **mask, **returned)
+    wanted = twin(*inputs, **fitting(mask, 1), **returned)
+    assert all(same(one, other) for one, other in zip(found, wanted, strict=True))
+    assert recorder[TAP].shape == (BATCH, 1, QUERIES, KEYS)
+    assert recorder[VALUE_TAP].shape == (BATCH, 1, KEYS, WIDTH)
+    assert recorder[HEADS_TAP].shape == (BATCH, QUERIES, WIDTH)
+
+
+def test_gradients_pass_through_one_head_of_multihead_attention():
+    module, twin = multihead(batch_first=True), multihead(batch_first=True, heads=1)
+    inputs = sources(module, requires_grad=True)
+    outputs = tapped(module, *inputs, take=Recorder(), edit=ONE_HEAD)[0], twin(*inputs)[0]
+    gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in outputs]
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("mask", [MASK, ADDED], ids=["bool", "float"])
+def test_heads_of_multihead_attention_that_each_have_a_mask_cannot_be_joined(mask, batch_first):
+    module = multihead(batch_first=batch_first)
+    with pytest.raises(CaptureError, match="attention='one_head'"):
+        tapped(module, *sources(module), take=Recorder(), edit=ONE_HEAD, attn_mask=by_head(mask))
+
+
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_identity_of_multihead_attention_projects_every_tokens_own_value(options, returned):
+    module = multihead(**options)
+    inputs = [each[:, :QUERIES] if module.batch_first else each[:QUERIES] for each in sources(module)]
+    recorder = Recorder()
+    output, weights = tapped(module, *inputs, take=recorder, watched=EVERYTHING, edit=IDENTITY, **returned)
+    assert torch.equal(recorder[TAP], torch.eye(QUERIES).expand(BATCH, module.num_heads, QUERIES, QUERIES))
+    value = projections(module, *inputs)[2]
+    assert torch.allclose(recorder[HEADS_TAP], value, atol=1e-6)
+    projected = module.out_proj(value)
+    assert torch.allclose(output if module.batch_first else output.transpose(0, 1), projected, atol=1e-6)
+    if weights is not None:
+        assert torch.equal(weights, torch.eye(QUERIES).expand_as(weights))
+
+
+@pytest.mark.parametrize("edit", [Edit(hidden=HIDDEN), Edit("one_head", HIDDEN)], ids=["own heads", "one head"])
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("mask", [{}, {"attn_mask": ADDED}], ids=["no mask", "float mask"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_hidden_keys_of_multihead_attention_are_as_padding(batch_first, mask, returned, edit):
+    module = multihead(batch_first=batch_first)
+    twin = multihead(batch_first=batch_first, heads=1) if edit.form == "one_head" else module
+    inputs = sources(module)
+    recorder = Recorder()
+    found = tapped(module, *inputs, take=recorder, watched=EVERYTHING, edit=edit, **mask, **returned)
+    padding = HIDDEN if not mask else torch.zeros(HIDDEN.shape).masked_fill(HIDDEN, -math.inf)
+    wanted = twin(*inputs, key_padding_mask=padding, **mask, **returned)
+    assert all(same(one, other) for one, other in zip(found, wanted, strict=True))
+    assert not recorder[TAP].transpose(1, 3)[HIDDEN].any()
+
+
 # ---------------------------------------------------------------- through the engine's hooks
 
 ENCODER_TAPS = {"attention": Tap("vision", 0, "F2"), "scores": Tap("vision", 0, SCORES)}
@@ -661,3 +923,56 @@ def test_attention_by_head_of_a_module_that_runs_twice_is_refused():
         torch.no_grad(),
     ):
         layer(layer(torch.zeros(1, KEYS, WIDTH)))
+
+
+def as_one_head(layer):
+    """The same layer with one head."""
+    made = nn.TransformerEncoderLayer(WIDTH, 1, 20, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
+    made.load_state_dict(layer.state_dict())
+    return made.eval()
+
+
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_module_is_edited_without_a_tap_and_only_inside_the_context(quiet):
+    layer = encoder(norm_first=True)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    with quiet():
+        plain, wanted = layer(tokens), as_one_head(layer)(tokens)
+        with Taps({}, differentiate=False, edits={layer.self_attn: ONE_HEAD}):
+            found = layer(tokens)
+        after = layer(tokens)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert not torch.allclose(found, plain, atol=1e-3)
+    assert torch.equal(after, plain)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+
+
+def test_what_is_tapped_in_an_edited_module_is_what_it_computes():
+    layer = encoder(norm_first=True)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    with (
+        torch.no_grad(),
+        Taps(readings(layer, "attention"), differentiate=False, edits={layer.self_attn: IDENTITY}) as taps,
+    ):
+        layer(tokens)
+    assert torch.equal(taps.tensors[ENCODER_TAPS["attention"]], torch.eye(KEYS).expand(BATCH, HEADS, KEYS, KEYS))
+
+
+def test_an_edit_is_of_its_own_module_alone():
+    edited, tapped_ = encoder(norm_first=True), encoder(norm_first=False)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = tapped_(as_one_head(edited)(tokens))
+        with Taps(readings(tapped_, "attention"), differentiate=False, edits={edited.self_attn: ONE_HEAD}) as taps:
+            found = tapped_(edited(tokens))
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert taps.tensors[ENCODER_TAPS["attention"]].shape == (BATCH, HEADS, KEYS, KEYS)
+
+
+def test_an_edit_does_not_reach_another_thread():
+    layer = encoder(norm_first=True)
+    tokens = torch.randn(BATCH, KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    plain = layer(tokens)
+    with Taps({}, differentiate=False, edits={layer.self_attn: ONE_HEAD}), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(layer, tokens).result()
+    assert torch.allclose(found, plain, atol=1e-6)

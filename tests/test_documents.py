@@ -132,6 +132,28 @@ def test_the_code_on_the_classifier_page_runs_and_prints_what_it_says(tmp_path, 
         assert in_one_line(output) in printed, output
 
 
+def test_the_code_on_the_clip_page_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("open_clip")
+    monkeypatch.chdir(tmp_path)
+    run_blocks(DOCS / "clip.md", blocks(DOCS / "clip.md", "python"))
+    printed = in_one_line(capsys.readouterr().out)
+    for output in blocks(DOCS / "clip.md", "text"):
+        assert in_one_line(output) in printed, output
+
+
+def test_the_code_of_the_quickstart_runs(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    codes = blocks(ROOT / "README.md", "python")
+    run_blocks(ROOT / "README.md", [code for code in codes if "google/" not in code])  # which needs a network
+
+
+@pytest.mark.parametrize("page", ["blip.md", "provenance.md"])
+def test_the_code_on_the_other_pages_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(DOCS / page, blocks(DOCS / page, "python"))
+
+
 def test_the_adapters_on_the_adapter_page_work(tmp_path, monkeypatch, capsys):
     page = DOCS / "adapters.md"
     shown = dict(

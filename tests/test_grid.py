@@ -6,6 +6,7 @@ import models
 import pytest
 
 import vlcam
+from vlcam.explainer import Explainer
 from vlcam.plan import plan
 
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")
@@ -14,6 +15,8 @@ BEHIND = ("F3_HEADS", "F3", "F4", "F5", "F6")
 CHANNELS = (
     *("gradcam", "gradcam++", "xgradcam", "layercam", "hirescam", "elementwise", "eigencam", "eigengradcam", "none"),
 )
+OF_VALUES = ("value*gradient", "value*gradient*similarity")
+"""At F3_HEADS alone: the gradient of what the heads make of their values."""
 ATTENTION = ("attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights")
 
 
@@ -41,10 +44,11 @@ def test_every_site_by_every_weighting_by_every_block(kind):
     recipes = vlcam.all_recipes(model)
     assert_valid(model, recipes)
     expected = {(site, weighting) for site in FEATURES for weighting in CHANNELS} | {("F2", w) for w in ATTENTION}
+    expected |= {("F3_HEADS", weighting) for weighting in OF_VALUES}
     for layer in range(3):
         found = [(recipe.site, recipe.weighting) for recipe in recipes if recipe.layers == (layer,)]
         assert sorted(found) == sorted(expected)
-    assert len(recipes) == 3 * (6 * 9 + 5) == 177
+    assert len(recipes) == 3 * (6 * 9 + 5 + 2) == 183
 
 
 @pytest.mark.parametrize(("layers", "blocks"), [("last", [2]), ([0, -1], [0, 2]), (1, [1]), ("all", [0, 1, 2])])
@@ -79,6 +83,19 @@ def test_the_streams_of_a_model_with_text(model):
     assert zero == set(last)
 
 
+@pytest.mark.parametrize(("kind", "stream"), [("clip", "text"), ("siglip", "text"), ("siglip", "pooler")])
+def test_the_streams_of_a_model_with_two_towers(kind, stream):
+    model = Explainer(models.two_towers(kind), "x")
+    recipes = vlcam.all_recipes(model, stream=stream, layers="last")
+    assert_valid(model, recipes)
+    weightings = {recipe.weighting for recipe in recipes if recipe.site in ("F2", "CROSS")}
+    assert weightings == set(ATTENTION) - ({"sigmoid*gradient"} if stream == "pooler" else set())
+    if stream == "text":
+        assert {r.weighting for r in recipes if r.site == "F3_HEADS"} == {*CHANNELS, *OF_VALUES}
+    for exp in model.sweep(models.pixels(), "a red dog", recipes, empty="keep"):
+        assert exp.status in ("ok", "no positive evidence", "zero gradient", "rounding noise")
+
+
 def test_the_whole_grid_is_explained_in_one_forward_and_says_where_there_is_no_gradient(kind):
     model = wrapped(kind)
     runs = []
@@ -88,14 +105,16 @@ def test_the_whole_grid_is_explained_in_one_forward_and_says_where_there_is_no_g
     handle.remove()
     assert len(runs) == 1
     assert [exp.recipe for exp in found] == recipes
-    patches_are_read = bool({5, 6} <= set(models.LIVE[kind]))
+    read = {True: 0 in models.LIVE[kind], False: {5, 6} <= set(models.LIVE[kind])}
+    # Values are weighted by the class token's gradient, all others by those of the patches.
     dead = {
         recipe
         for recipe in recipes
-        if recipe.site in BEHIND and recipe.layers == (2,) and recipe.needs_gradient and not patches_are_read
+        if recipe.site in BEHIND and recipe.layers == (2,) and recipe.needs_gradient
+        if not read[recipe.gradient_tokens == "cls"]
     }
     assert {exp.recipe for exp in found if exp.status == "zero gradient"} == dead
-    assert len(dead) == (0 if patches_are_read else 5 * 7)
+    assert len(dead) == {"beit": len(OF_VALUES), "dinov2-registers": 0}.get(kind, 5 * 7)
     for exp in found:
         assert exp.tokens.shape == (4, 4)
 
@@ -129,7 +148,11 @@ def test_a_field_takes_one_value_or_several():
         ("map_axis", {"keys", "queries", "none"}),
         ("queries", {"cls", "registers", "patches", "all"}),
         ("upsample", {"nearest", "bilinear", "bicubic"}),
-        ("normalize", {"none", "minmax", "max"}),
+        ("normalize", {"none", "minmax", "max", "sum"}),
+        ("attention", {"own", "one_head"}),
+        ("compose", {"none"}),
+        ("prompt", {"whole"}),
+        ("reshape", {"raster"}),
     ],
 )
 def test_every_value_of_a_field_that_is_valid_somewhere(field, values):
@@ -179,4 +202,4 @@ def test_what_no_recipe_can_be_is_refused(choices, error, words):
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_the_count_grows_with_the_blocks(depth):
-    assert len(vlcam.all_recipes(wrapped(num_hidden_layers=depth))) == 59 * depth
+    assert len(vlcam.all_recipes(wrapped(num_hidden_layers=depth))) == 61 * depth

@@ -1,6 +1,7 @@
 """Token maps, each derived again with plain loops in float64."""
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 import torch
 
 from vlcam import maps
-from vlcam.anatomy import SCORES, Tap
+from vlcam.anatomy import KEYS, QUERIES, SCORES, VALUES, Tap
 from vlcam.capture import Capture
 from vlcam.catalogue import recipes
-from vlcam.choices import ASKING
+from vlcam.choices import ASKING, COMPARING, OF_VALUES
 from vlcam.errors import EvidenceError, RecipeError
 from vlcam.evidence import NoGradientError, token_maps
 from vlcam.plan import Job
@@ -25,6 +26,7 @@ LAVIS = NAMED["lavis-itm"]
 FEATURES = NAMED["pgc-gradcam"]
 CHEFER = NAMED["chefer-generic"]
 ROLLOUT = NAMED["attention-rollout"]
+GRADECLIP = NAMED["grad-eclip"]
 
 RELUS = ("none", "gradient", "before_heads", "after_heads", "map")
 HEADS = ("mean", "sum", "max", "min")
@@ -57,6 +59,7 @@ CHANNELS = valid(
     relu=RELUS,
     departures=((), ("summed_cubes",), ("no_denominator",)),
 )
+WEIGHTED_VALUES = valid(GRADECLIP, weighting=OF_VALUES, relu=RELUS)
 PLAIN = valid(LAVIS, weighting=("attention",), heads=HEADS, relu=("none",))
 CROSS = PLAIN + valid(LAVIS, weighting=("gradient", "attention*gradient"), relu=RELUS, heads=HEADS)
 SIGMOID = valid(
@@ -151,7 +154,7 @@ def slow_head_weights(recipe, gradient, rows, cells):
 
 def slow_weight(recipe, values, slopes):
     """The weight of a channel from its values and slopes at the pooled tokens."""
-    if recipe.weighting == "gradcam":
+    if recipe.weighting in ("gradcam", *OF_VALUES):
         return sum(slopes) / len(slopes)
     if recipe.weighting == "xgradcam":
         return sum(g * a for g, a in zip(slopes, values, strict=True)) / (sum(values) + 1e-7)
@@ -179,8 +182,8 @@ def slow_term(recipe, value, slope, weight):
     }.get(recipe.weighting, weight * value)
 
 
-def slow_channels(recipe, features, gradient, pool, cells):
-    """[B, cells], channel by channel."""
+def slow_channels(recipe, features, gradient, pool, cells, shares=None):
+    """[B, cells], channel by channel, and each cell times its share."""
     features, gradient = features.double().numpy(), gradient.double().numpy()
     pairs, _, channels = features.shape
     found = np.zeros((pairs, len(cells)))
@@ -198,6 +201,8 @@ def slow_channels(recipe, features, gradient, pool, cells):
                     found[b, place] += slow_term(recipe, features[b, j, c], slopes[j], weight)
             if recipe.weighting == "none":
                 found[b] /= channels
+            if shares is not None:
+                found[b] *= shares[b]
         if recipe.relu == "map":
             found[b] = [relu(value) for value in found[b]]
     return found
@@ -235,7 +240,11 @@ def test_a_run_of_neighbours_is_not_copied(indices, shares):
 
 def test_every_channel_weighting_and_departure_is_derived():
     of_attention = {"attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"}
-    assert {r.weighting for r in CHANNELS} == set(values_of("weighting")) - of_attention - set(ASKING)
+    # Those that compare tokens with texts are derived where the model is: tests/test_comparing.py.
+    elsewhere = {*of_attention, *ASKING, *COMPARING}
+    assert {r.weighting for r in [*CHANNELS, *WEIGHTED_VALUES]} == set(values_of("weighting")) - elsewhere
+    weighted = {(r.weighting, r.gradient_tokens, r.relu) for r in WEIGHTED_VALUES}
+    assert weighted == set(product(OF_VALUES, ("cls",), ("none", "gradient", "map")))
     pooled = {(r.gradient_tokens, r.relu) for r in CHANNELS if r.weighting == "gradcam"}
     assert pooled == set(product(("cls", "patches", "all"), ("none", "gradient", "map")))
     assert {r.departures for r in CHANNELS} == {(), ("summed_cubes",), ("no_denominator",)}
@@ -252,6 +261,62 @@ def test_channel_maps_follow_the_formula(recipe, channels):
     assert close(found, slow_channels(recipe, features, gradient, pool, TOKENS.patches))
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with shares"])
+@pytest.mark.parametrize("recipe", WEIGHTED_VALUES, ids=recipe_id)
+def test_values_are_weighted_by_the_gradient_of_the_token_that_is_read(recipe, shared):
+    features, gradient = feature_pair(channels=7)
+    shares = torch.linspace(0, 1, 12).view(2, 6) if shared else None
+    found = maps.channel_map(recipe, features, gradient, (0,), TOKENS.patches, None, shares)
+    assert found.dtype == torch.float32
+    slow = slow_channels(recipe, features, gradient, (0,), TOKENS.patches, None if shares is None else shares.numpy())
+    assert close(found, slow)
+
+
+def slow_similarity(queries, keys, row, over):
+    """[B, N]: cosines of all heads side by side, scaled to 0..1 by the tokens `over`, token by token."""
+    queries, keys = queries.double().numpy(), keys.double().numpy()
+    pairs, heads, tokens, width = keys.shape
+    found = np.zeros((pairs, tokens))
+    for b in range(pairs):
+        own = [queries[b, h, row, d] for h in range(heads) for d in range(width)]
+        for j in range(tokens):
+            other = [keys[b, h, j, d] for h in range(heads) for d in range(width)]
+            length = math.sqrt(sum(q * q for q in own)) * math.sqrt(sum(k * k for k in other))
+            found[b, j] = sum(q * k for q, k in zip(own, other, strict=True)) / length
+        chosen = [found[b, j] for j in over]
+        low, high = min(chosen), max(chosen)
+        found[b] = [(value - low) / (high - low) for value in found[b]]
+    return found
+
+
+def heads_of(seed, *, pairs=2, width=2):
+    """[B, H, N, d]."""
+    return torch.randn(pairs, 3, TOKENS.count, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("over", [TOKENS.patches, range(8), (7, 0, 3)], ids=["patches", "all", "scattered"])
+@pytest.mark.parametrize("row", [0, 5])
+def test_key_similarity_is_the_scaled_cosine_of_all_heads_side_by_side(row, over):
+    queries, keys = heads_of(1), 3 * heads_of(2)
+    found = maps.key_similarity(queries, keys, row, over)
+    assert found.dtype == torch.float32
+    assert close(found, slow_similarity(queries, keys, row, over))
+    assert np.allclose([float(found[0, list(over)].min()), float(found[0, list(over)].max())], [0, 1])
+
+
+def test_keys_that_are_all_alike_have_a_similarity_of_one():
+    keys = heads_of(2)[:, :, :1].expand(-1, -1, TOKENS.count, -1)
+    assert torch.equal(maps.key_similarity(heads_of(1), keys, 0, TOKENS.patches), torch.ones(2, TOKENS.count))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_key_similarity_of_half_precision_is_float32(dtype):
+    queries, keys = heads_of(1).to(dtype), heads_of(2).to(dtype)
+    found = maps.key_similarity(queries, keys, 0, TOKENS.patches)
+    assert found.dtype == torch.float32
+    assert close(found, slow_similarity(queries, keys, 0, TOKENS.patches))
+
+
 @pytest.mark.parametrize("recipe", [r for r in CHANNELS if r.gradient_tokens in ("all", "patches")], ids=recipe_id)
 def test_pooled_tokens_and_cells_may_be_scattered(recipe):
     features, gradient = feature_pair()
@@ -260,7 +325,7 @@ def test_pooled_tokens_and_cells_may_be_scattered(recipe):
     assert close(found, slow_channels(recipe, features, gradient, pool, cells))
 
 
-@pytest.mark.parametrize("recipe", CHANNELS, ids=recipe_id)
+@pytest.mark.parametrize("recipe", [*CHANNELS, *WEIGHTED_VALUES], ids=recipe_id)
 def test_tokens_before_the_patches_count_only_where_gradients_are_pooled_over_them(recipe):
     features, gradient = feature_pair()
     pool, cells = POOLS[recipe.gradient_tokens], TOKENS.patches
@@ -273,9 +338,9 @@ def test_tokens_before_the_patches_count_only_where_gradients_are_pooled_over_th
     assert torch.equal(found, other) == (recipe.gradient_tokens not in ("cls", "all"))
 
 
-@pytest.mark.parametrize("recipe", [r for r in CHANNELS if r.needs_gradient], ids=recipe_id)
+@pytest.mark.parametrize("recipe", [r for r in [*CHANNELS, *WEIGHTED_VALUES] if r.needs_gradient], ids=recipe_id)
 def test_a_channel_recipe_without_its_gradient_is_refused(recipe):
-    with pytest.raises(RecipeError, match=rf"weighting='{recipe.weighting}' needs a gradient".replace("+", r"\+")):
+    with pytest.raises(RecipeError, match=re.escape(f"weighting='{recipe.weighting}' needs a gradient")):
         maps.channel_map(recipe, feature_pair()[0], None, TOKENS.patches, TOKENS.patches)
 
 
@@ -347,7 +412,7 @@ def test_the_first_component_of_tiny_and_of_huge_features_keeps_its_shape(factor
     assert torch.allclose(one, other / factor, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", CHANNELS, ids=recipe_id)
+@pytest.mark.parametrize("recipe", [*CHANNELS, *WEIGHTED_VALUES], ids=recipe_id)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_does_not_vanish_from_a_map(recipe, value):
     """The engine refuses such a map; here it must neither raise nor look sound, and the other pair stays sound."""
@@ -586,7 +651,12 @@ def test_one_layer_stays_as_it_is(recipe):
 
 @pytest.mark.parametrize(
     ("normalize", "wanted"),
-    [("minmax", [8 / 11, 10 / 11, 1, 0]), ("max", [1 / 7, 3 / 7, 4 / 7, -1]), ("none", [1, 3, 4, -7])],
+    [
+        ("minmax", [8 / 11, 10 / 11, 1, 0]),
+        ("max", [1 / 7, 3 / 7, 4 / 7, -1]),
+        ("sum", [1 / 15, 3 / 15, 4 / 15, -7 / 15]),
+        ("none", [1, 3, 4, -7]),
+    ],
 )
 def test_a_map_is_scaled_as_the_recipe_says(normalize, wanted):
     found = maps.normalised(LAVIS.replace(normalize=normalize), torch.tensor([1.0, 3.0, 4.0, -7.0]))
@@ -595,11 +665,32 @@ def test_a_map_is_scaled_as_the_recipe_says(normalize, wanted):
 
 @pytest.mark.parametrize(
     ("normalize", "value", "wanted"),
-    [("minmax", 0.0, 0.0), ("minmax", 3.0, 0.0), ("max", 0.0, 0.0), ("max", -3.0, -1.0), ("none", 3.0, 3.0)],
+    [
+        ("minmax", 0.0, 0.0),
+        ("minmax", 3.0, 0.0),
+        ("max", 0.0, 0.0),
+        ("max", -3.0, -1.0),
+        ("sum", 0.0, 0.0),
+        ("sum", -2.0, -1 / 6),
+        ("none", 3.0, 3.0),
+    ],
 )
 def test_a_constant_map_gives_no_nan(normalize, value, wanted):
     found = maps.normalised(LAVIS.replace(normalize=normalize), torch.full((2, 3), value))
     assert torch.equal(found, torch.full((2, 3), wanted))
+
+
+def test_every_scaling_is_covered():
+    assert set(values_of("normalize")) == {"none", "minmax", "max", "sum"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_map_that_is_never_negative_sums_to_one(seed):
+    values = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed))
+    found = maps.normalised(LAVIS.replace(normalize="sum"), values)
+    wanted = values.double().numpy() / sum(values.double().flatten().tolist())
+    assert np.allclose(found, wanted, atol=1e-6)
+    assert float(found.sum()) == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- relations between recipes
@@ -719,13 +810,14 @@ def test_inputs_are_left_alone():
     for recipe in [*CROSS, *SIGMOID, *HEAD_WEIGHTS]:
         weights = maps.head_weights(recipe, gradient, (0,), TOKENS.patches)
         maps.attention_matrix(recipe, attention, gradient, scores=scores, weights=weights)
-    for recipe in [*CHANNELS, *HEAD_CHANNELS]:
+    for recipe in [*CHANNELS, *WEIGHTED_VALUES, *HEAD_CHANNELS]:
         maps.channel_map(recipe, features, slope, POOLS[recipe.gradient_tokens], TOKENS.patches)
         maps.channel_map(recipe, features, slope, range(TOKENS.count), range(TOKENS.count))
         maps.head_channels(attention, range(TOKENS.count))
     for recipe in FLOWS:
         maps.propagated(recipe, [attention[:, 0], gradient[:, 0]], torch.eye(TOKENS.count))
-    for normalize in ("none", "minmax", "max"):
+    maps.key_similarity(scores[..., :2], scores[..., 2:4], 0, TOKENS.patches)
+    for normalize in values_of("normalize"):
         maps.normalised(LAVIS.replace(normalize=normalize), gradient)
     for rule in ("mean", "sum", "max"):
         maps.merge_layers(LAVIS.replace(layers="all", layer_rule=rule), [features, slope])
@@ -770,7 +862,7 @@ def slow_map(recipe, blocks, rows, pair):
     return merge(np.array(maps_), 0)
 
 
-QUERIES = {"cls": (0,), "registers": (1,), "patches": range(2, 8), "all": range(8), (-1, 2): (7, 2)}
+ROWS = {"cls": (0,), "registers": (1,), "patches": range(2, 8), "all": range(8), (-1, 2): (7, 2)}
 LAYERED = valid(
     NAMED["grad-sam"],
     weighting=("attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"),
@@ -784,7 +876,7 @@ LAYERED = valid(
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-@pytest.mark.parametrize("queries", QUERIES, ids=str)
+@pytest.mark.parametrize("queries", ROWS, ids=str)
 @pytest.mark.parametrize("recipe", LAYERED, ids=lambda r: f"{recipe_id(r)}-{r.map_axis}")
 def test_the_map_of_a_pair_follows_rows_axis_and_layers(recipe, queries, pair):
     recipe = recipe.replace(queries=queries)
@@ -793,7 +885,7 @@ def test_the_map_of_a_pair_follows_rows_axis_and_layers(recipe, queries, pair):
     made = token_maps(job, found, pair, selected(recipe))
     assert made.values.shape == (1, 6)
     assert (made.statuses == ("no positive evidence",)) == (recipe.relu != "none" and not made.values.any())
-    assert close(made.values[0], slow_map(recipe, blocks, QUERIES[queries], pair))
+    assert close(made.values[0], slow_map(recipe, blocks, ROWS[queries], pair))
 
 
 def test_excluded_registers_are_not_among_all_rows():
@@ -872,7 +964,7 @@ def test_flows_read_the_mean_of_their_rows(name, queries):
     job = job_of(recipe)
     found, blocks = captured(job)
     matrices = [torch.from_numpy(slow_matrix(recipe, attention, gradient)) for _, attention, gradient in blocks]
-    wanted = slow_product(recipe, matrices)[1][list(QUERIES[queries])].mean(0)[2:]
+    wanted = slow_product(recipe, matrices)[1][list(ROWS[queries])].mean(0)[2:]
     assert close(token_maps(job, found, 1, selected(recipe)).values[0], wanted)
 
 
@@ -925,6 +1017,47 @@ def test_heads_as_channels_from_a_capture(recipe):
         features, slopes = (t[:1, :, 2:].double().mean(2).transpose(1, 2) for t in (attention, gradient))
         wanted += slow_channels(recipe, features, slopes, selected(recipe).pool, TOKENS.patches)[0]
     assert close(token_maps(job, found, 0, selected(recipe)).values[0], wanted, 1e-4)
+
+
+def values_captured(job, seeds=(31, 32, 33)):
+    """Random heads of every block at the taps of a job, and the same by block."""
+    blocks, activations, gradients = [], {}, {}
+    for layer, seed in zip(job.layers, seeds, strict=False):
+        values, queries, keys = (heads_of(seed + 10 * number) for number in range(3))
+        gradient = torch.randn(2, TOKENS.count, 6, generator=torch.Generator().manual_seed(seed + 40))
+        taps = {VALUES: values, QUERIES: queries, KEYS: keys}
+        activations |= {Tap("vision", layer, site): tensor for site, tensor in taps.items()}
+        gradients[Tap("vision", layer, "F3_HEADS")] = gradient
+        blocks.append((values, queries, keys, gradient))
+    return Capture(activations, gradients, torch.ones(2), {}, torch.zeros(2)), blocks
+
+
+@pytest.mark.parametrize("pair", [0, 1])
+@pytest.mark.parametrize("rule", ["single", "sum", "mean", "max"])
+@pytest.mark.parametrize("recipe", WEIGHTED_VALUES, ids=recipe_id)
+def test_weighted_values_from_a_capture_follow_heads_and_layers(recipe, rule, pair):
+    layers = (1,) if rule == "single" else (0, 1, 2)
+    job = job_of(recipe.replace(layers=layers, layer_rule=rule), layers)
+    found, blocks = values_captured(job)
+    each = []
+    for values, queries, keys, gradient in blocks:
+        joined = torch.cat([values[:, h] for h in range(3)], -1)  # the heads' channels side by side
+        shares = None
+        if recipe.weighting == "value*gradient*similarity":
+            shares = slow_similarity(queries, keys, 0, TOKENS.patches)[:, 2:]
+        each.append(slow_channels(recipe, joined, gradient, (0,), TOKENS.patches, shares)[pair])
+    merge = {"mean": np.mean, "sum": np.sum, "max": np.max, "single": np.sum}[rule]
+    assert close(token_maps(job, found, pair, selected(job.recipe)).values[0], merge(np.array(each), 0))
+
+
+@pytest.mark.parametrize("weighting", OF_VALUES)
+def test_values_without_a_gradient_at_the_token_that_is_read_give_no_map(weighting):
+    recipe = GRADECLIP.replace(weighting=weighting)
+    job = job_of(recipe, (0,))
+    found, blocks = values_captured(job)
+    blocks[0][3][:, 0] = 0
+    with pytest.raises(NoGradientError, match="exactly zero on the class token"):
+        token_maps(job, found, 0, selected(recipe))
 
 
 @pytest.mark.parametrize("map_axis", AXES)

@@ -11,7 +11,7 @@ import pytest
 
 from vlcam import wording
 from vlcam.catalogue import default, named, recipes
-from vlcam.choices import SCALES
+from vlcam.choices import COMPARING, SCALES
 from vlcam.errors import RecipeError, UnknownNameError
 from vlcam.recipe import Recipe, values_of
 
@@ -25,6 +25,17 @@ PLUS_PLUS = recipes()["pgc-gradcam++"].recipe
 HEAD_WEIGHTS = recipes()["attn-gradcam"].recipe
 GRAD_SAM = recipes()["grad-sam"].recipe
 AGCAM = recipes()["agcam"].recipe
+CLIP = recipes()["clip-gradcam"].recipe
+CHEFER_CLIP = recipes()["chefer-clip"].recipe
+CHEFER_TEXT = recipes()["chefer-clip-text"].recipe
+GRADECLIP = recipes()["grad-eclip"].recipe
+GRADECLIP_TEXT = recipes()["grad-eclip-text"].recipe
+LEGRAD = recipes()["legrad"].recipe
+POOLER = recipes()["legrad-pooler"].recipe
+MASKCLIP = recipes()["maskclip"].recipe
+SURGERY = recipes()["clip-surgery"].recipe
+CAPTION = recipes()["coca-caption"].recipe
+OF_TEXT = {"stream": "text", "exclude": ("special_text", "padding")}
 NAMED = [entry.recipe for entry in recipes().values()]
 
 FINGERPRINTS = {
@@ -32,6 +43,23 @@ FINGERPRINTS = {
     "albef-itm": "r1-84026d1ba903",
     "attention-cross": "r1-2ed7521fd846",
     "context-gradcam": "r1-1313b9c6cfe9",
+    "blip-caption": "r1-f99346fa716c",
+    "blip-vqa": "r1-2eb2f0753e17",
+    "clip-gradcam": "r1-5d1b0c3a83a3",
+    "pgc-clip-softmax": "r1-573690f5df6f",
+    "clip-es": "r1-3afffd3036c4",
+    "albef-itc": "r1-d4208541bd62",
+    "chefer-clip": "r1-654a55f61960",
+    "chefer-clip-text": "r1-390b066af25b",
+    "grad-eclip": "r1-cc93a2b31037",
+    "grad-eclip-as-coded": "r1-2fdfa13bc31b",
+    "grad-eclip-text": "r1-52c07985db91",
+    "grad-eclip-text-as-coded": "r1-5f2f9a02bc70",
+    "legrad-pooler": "r1-65a6a3b83fdc",
+    "legrad-pooler-as-coded": "r1-f7195922abc4",
+    "maskclip": "r1-f7bd333eaab2",
+    "clip-surgery": "r1-13d32770ccfe",
+    "coca-caption": "r1-e2cc7edb9287",
     "pgc-gradcam": "r1-4bab14910920",
     "pgc-swin": "r1-8e9b03009fe7",
     "pgc-gradcam++": "r1-a9f0aa53ad9f",
@@ -44,8 +72,9 @@ FINGERPRINTS = {
     "pgc-finercam": "r1-1d623d0aad70",
     "torchcam-gradcam++": "r1-ad9c44726d7a",
     "torchcam-gradcam++-as-coded": "r1-444c0f4cd3e6",
-    "gscorecam-gradcam": "r1-0fb19ca60696",
-    "gradeclip-gradcam-baseline": "r1-f1ea73a5d4d6",
+    "gscorecam-gradcam": "r1-e8e6778fedbc",
+    "gradeclip-gradcam-baseline": "r1-43db5c009b46",
+    "gradeclip-gradcam-baseline-as-coded": "r1-106cc36e38b9",
     "raw-attention": "r1-1c9a2296b1fb",
     "attention-rollout": "r1-3c301400e05e",
     "vitexplain-rollout": "r1-723b83e2960b",
@@ -57,7 +86,7 @@ FINGERPRINTS = {
     "chefer-generic": "r1-4af13befe00d",
     "chefer-generic-heads-first": "r1-a7bb07d61f9b",
     "agcam": "r1-d54024ebb5ca",
-    "legrad": "r1-ea1eddf7a405",
+    "legrad": "r1-9f93a67f7be9",
     "grad-sam": "r1-289c321c5a05",
     "grad-sam-queries": "r1-b371d0f95955",
     "pgc-scorecam": "r1-154d6a29f4bf",
@@ -76,18 +105,27 @@ OF_THE_FIRST_RELEASE = {
     "attention-cross": "r1-2ed7521fd846",
     "context-gradcam": "r1-1313b9c6cfe9",
 }
-LATER_FIELDS = ("gradient_path", "map_axis", "discard", "departures")
+# The same choices, which were published under other names, or for another target.
+OF_LATER_RELEASES = {
+    "gscorecam-gradcam": "r1-0fb19ca60696",
+    "gradeclip-gradcam-baseline": "r1-f1ea73a5d4d6",
+    "legrad": "r1-ea1eddf7a405",
+}
+LATER_FIELDS = ("gradient_path", "map_axis", "discard", "departures", "attention", "prompt", "compose")
 
 # One valid change per field; a field that others bind is changed together with them.
 CHANGES = {
     "site": (FEATURES, {"site": "F3"}),
     "stream": (FEATURES, {"stream": "fusion", "site": "CONTEXT"}),
     "layers": (LAVIS, {"layers": (5,)}),
+    "attention": (GRADECLIP, {"attention": "one_head"}),
     "target": (LAVIS, {"target": "custom", "scale": "raw"}),
     "scale": (LAVIS, {"scale": "margin"}),
+    "prompt": (CLIP, {"prompt": "in_place"}),
     "gradient_path": (CHEFER, {"gradient_path": "direct"}),
     "gradient_tokens": (FEATURES, {"gradient_tokens": "cls"}),
     "map_axis": (GRAD_SAM, {"map_axis": "queries"}),
+    "compose": (CAPTION, {"compose": "none"}),
     "discard": (ROLLOUT, {"discard": 0.5}),
     "departures": (PLUS_PLUS, {"departures": ("summed_cubes",)}),
     "queries": (LAVIS, {"queries": (1, 2)}),
@@ -96,6 +134,7 @@ CHANGES = {
     "relu": (LAVIS, {"relu": "after_heads"}),
     "heads": (LAVIS, {"heads": "sum"}),
     "layer_rule": (LAVIS.replace(layers="all", layer_rule="mean"), {"layer_rule": "max"}),
+    "reshape": (CHEFER_CLIP.replace(queries="all"), {**OF_TEXT, "reshape": "words", "upsample": "none"}),
     "upsample": (LAVIS, {"upsample": "bicubic"}),
     "normalize": (LAVIS, {"normalize": "none"}),
 }
@@ -122,8 +161,9 @@ def test_every_field_is_required(field):
     ("base", "changes", "message"),
     [
         (LAVIS, {"site": "F9"}, r"site='F9': choose from 'F1', 'F2'"),
-        (LAVIS, {"stream": "text"}, r"stream='text': choose from 'vision', 'fusion'"),
-        (LAVIS, {"stream": "vision"}, r"stream='vision' with site='CROSS': choose from 'fusion'"),
+        (LAVIS, {"stream": "text"}, r"stream='text' with site='CROSS' \(or 'pooler', .*\): choose from 'fusion'$"),
+        (LAVIS, {"stream": "audio"}, r"stream='audio': choose from 'vision', 'text', 'pooler', 'fusion'$"),
+        (LAVIS, {"stream": "vision"}, r"stream='vision' with site='CROSS' \(or 'pooler', where .*\): .* 'fusion'$"),
         (FEATURES, {"stream": "fusion"}, r"stream='fusion' with site='F1': choose from 'vision'"),
         (LAVIS, {"layers": "first"}, r"layers='first': give whole numbers, or choose from 'last', 'all'"),
         (LAVIS, {"layers": ()}, r"layers=\(\): give whole numbers"),
@@ -135,8 +175,8 @@ def test_every_field_is_required(field):
         (LAVIS, {"target": "animal"}, r"target='animal': choose from 'class', "),
         (
             LAVIS,
-            {"target": "contrastive", "scale": "logit"},
-            r"scale='logit' with target='contrastive': choose from 'cosine'",
+            {"target": "contrastive", "scale": "raw"},
+            r"scale='raw' with target='contrastive': choose from 'cosine', 'logit', 'probability', .*'finer'$",
         ),
         (LAVIS, {"scale": "cosine"}, r"scale='cosine' with target='itm': choose from 'logit', 'probability'"),
         (LAVIS, {"scale": "finer"}, r"scale='finer' with target='itm': choose from 'logit', .*'margin'$"),
@@ -181,8 +221,16 @@ def test_every_field_is_required(field):
             {"weighting": "hirescam", "gradient_tokens": "patches"},
             r"gradient_tokens='patches' with weighting='hirescam': choose from 'none'$",
         ),
-        (LAVIS, {"queries": "none"}, r"queries='none' with site='CROSS': choose from 'cls', 'all', 'phrase'"),
-        (LAVIS, {"queries": "patches"}, r"queries='patches' with site='CROSS': choose from 'cls', 'all', 'phrase'"),
+        (
+            LAVIS,
+            {"queries": "none"},
+            r"queries='none' with site='CROSS', stream='fusion': choose from 'cls', 'all', 'phrase'",
+        ),
+        (
+            LAVIS,
+            {"queries": "patches"},
+            r"queries='patches' with site='CROSS', stream='fusion': choose from 'cls', 'all', 'phrase'",
+        ),
         (LAVIS, {"queries": (1, 1)}, r"queries=\(1, 1\): an index is given twice"),
         (LAVIS, {"site": "F2", "stream": "vision", "queries": "phrase"}, r"queries='phrase' with site='F2'.*'patches'"),
         (FEATURES, {"queries": "all"}, r"queries='all' with site='F1'.*choose from 'none'"),
@@ -196,11 +244,15 @@ def test_every_field_is_required(field):
         (LAVIS, {"exclude": ("padding",)}, r"exclude=\('padding',\).*add 'cls'"),
         (LAVIS, {"queries": "cls"}, r"queries='cls' with exclude=.*leave 'special_text' out"),
         (LAVIS, {"exclude": "cls"}, r"exclude=\('cls',\) with site='CROSS'.*add 'padding'"),
-        (FEATURES, {"exclude": ("cls", "padding")}, r"with site='F1': there is no text, so leave out 'padding'$"),
+        (
+            FEATURES,
+            {"exclude": ("cls", "padding")},
+            r"with site='F1', stream='vision': there is no text, so leave out 'padding'$",
+        ),
         (
             RAW,
             {"exclude": ("cls", "special_text", "padding")},
-            r"with site='F2': there is no text, so leave out 'special_text', 'padding'$",
+            r"with site='F2', stream='vision': there is no text, so leave out 'special_text', 'padding'$",
         ),
         (LAVIS, {"weighting": "gradcam"}, r"weighting='gradcam' with site='CROSS', heads='mean': .*'attention', "),
         (RAW, {"weighting": "eigencam"}, r"weighting='eigencam' with site='F2', heads='mean': choose from 'attention'"),
@@ -255,8 +307,16 @@ def test_every_field_is_required(field):
         (RAW, {"map_axis": "none"}, r"map_axis='none' with site='F2': choose from 'keys', 'queries'$"),
         (FEATURES, {"map_axis": "keys"}, r"map_axis='keys' with site='F1' \(.*\): choose from 'none'$"),
         (CHEFER, {"map_axis": "queries"}, r"map_axis='queries' with layer_rule='relevance': choose from 'keys'$"),
-        (LAVIS, {"queries": "registers"}, r"queries='registers' with site='CROSS': choose from 'cls', 'all', 'phrase'"),
-        (RAW, {"queries": "none"}, r"queries='none' with site='F2': choose from 'cls', 'registers', 'patches', 'all'$"),
+        (
+            LAVIS,
+            {"queries": "registers"},
+            r"queries='registers' with site='CROSS', stream='fusion': choose from 'cls', 'all', 'phrase'",
+        ),
+        (
+            RAW,
+            {"queries": "none"},
+            r"queries='none' with site='F2', stream='vision': choose from 'cls', 'registers', 'patches', 'all'$",
+        ),
         (FEATURES, {"layer_rule": "rollout"}, r"site='F1' with layer_rule='rollout' \(.*\): choose from 'F2'$"),
         (LAVIS, {"layer_rule": "relevance"}, r"site='CROSS' with layer_rule='relevance' \(.*\): choose from 'F2'$"),
         (
@@ -322,9 +382,122 @@ def test_every_field_is_required(field):
             {"layer_rule": "mean"},
             r"layer_rule='mean' with site='CONTEXT'.*choose from 'single', 'shared'",
         ),
-        (LAVIS, {"reshape": "windows"}, r"reshape='windows': choose from 'raster'"),
-        (LAVIS, {"upsample": "area"}, r"upsample='area': choose from 'nearest', 'bilinear', 'bicubic'"),
-        (LAVIS, {"normalize": "zscore"}, r"normalize='zscore': choose from 'none', 'minmax', 'max'"),
+        (LAVIS, {"reshape": "windows"}, r"reshape='windows': choose from 'raster', 'words'$"),
+        (LAVIS, {"upsample": "area"}, r"upsample='area': choose from 'nearest', 'bilinear', 'bicubic', 'none'$"),
+        (LAVIS, {"normalize": "zscore"}, r"normalize='zscore': choose from 'none', 'minmax', 'max', 'sum'$"),
+        (LAVIS, {"reshape": "words"}, r"reshape='words' with stream='fusion': choose from 'raster'$"),
+        (LAVIS, {"upsample": "none"}, r"upsample='none' with stream='fusion': .* 'nearest', 'bilinear', 'bicubic'$"),
+        (CHEFER_TEXT, {"reshape": "raster"}, r"reshape='raster' with stream='text': choose from 'words'$"),
+        (CHEFER_TEXT, {"upsample": "bilinear"}, r"upsample='bilinear' with stream='text': choose from 'none'$"),
+        (CHEFER_TEXT, {"queries": "cls"}, r"queries='cls' with site='F2', stream='text': choose from 'pooled', 'all'$"),
+        (
+            CHEFER_CLIP,
+            {"queries": "pooled"},
+            r"queries='pooled' with site='F2', stream='vision': choose from 'cls', 'registers', 'patches', 'all'$",
+        ),
+        (POOLER, {"queries": "cls"}, r"queries='cls' with site='CROSS', stream='pooler': choose from 'all'$"),
+        (CHEFER_TEXT, {"map_axis": "queries"}, r"map_axis='queries' with .*: choose from 'keys'$"),
+        (
+            RAW,
+            {"map_axis": "queries", "queries": "all"},
+            r"queries='all' with map_axis='queries', weighting='attention' \(a row .* sums to 1, .*\): .* 'cls', ",
+        ),
+        (
+            CHEFER_TEXT,
+            {"exclude": ("padding",)},
+            r"exclude=\('padding',\) with stream='text': .* exclude=\('special_text', 'padding'\)$",
+        ),
+        (
+            CHEFER_TEXT,
+            {"target": "class"},
+            r"target='class' with stream='text': choose from 'contrastive', .*'custom'$",
+        ),
+        (
+            CHEFER_TEXT,
+            {"gradient_path": "direct"},
+            r"gradient_path='direct' with stream='text': choose from 'full'$",
+        ),
+        (
+            CHEFER_TEXT,
+            {"layers": "all", "layer_rule": "transition", "relu": "gradient"},
+            r"layer_rule='transition' with stream='text': choose from 'single', .*'rollout', 'relevance'$",
+        ),
+        (
+            GRADECLIP_TEXT,
+            {"weighting": "scorecam"},
+            r"weighting='scorecam' with stream='text' \(the image is asked, .*\): choose from 'gradcam', ",
+        ),
+        (LAVIS, {"attention": "two_heads"}, r"attention='two_heads': choose from 'own', 'one_head', 'identity', 'val"),
+        (LAVIS, {"attention": "one_head"}, r"attention='one_head' with weighting='attention\*gradient', .*: .* 'own'$"),
+        (
+            FEATURES,
+            {"attention": "identity"},
+            r"attention='identity' with weighting='gradcam': choose from 'own', 'one_head'$",
+        ),
+        (RAW, {"attention": "one_head"}, r"attention='one_head' with weighting='attention', gradient_path='none': "),
+        (AGCAM, {"attention": "one_head"}, r"attention='one_head' with .*, gradient_path='direct': choose from 'own'$"),
+        (
+            MASKCLIP,
+            {"attention": "one_head"},
+            r"attention='one_head' with weighting='similarity': choose from 'own', 'identity', 'values'$",
+        ),
+        (MASKCLIP, {"site": "F3"}, r"site='F3' with weighting='similarity', attention='identity': choose from 'F6'$"),
+        (
+            MASKCLIP,
+            {"layers": (0,)},
+            r"layers=\(0,\) with weighting='similarity', attention='identity' \(.*\): choose from 'last'$",
+        ),
+        (MASKCLIP, {"layer_rule": "sum"}, r"layer_rule='sum' with weighting='similarity', .*: choose from 'single'$"),
+        (
+            MASKCLIP,
+            {"target": "class", "scale": "logit"},
+            r"target='class' with weighting='similarity' \(.*\): .* 'contrastive'$",
+        ),
+        (
+            MASKCLIP,
+            {"scale": "probability"},
+            r"scale='probability' with weighting='similarity': choose from 'cosine', 'difference'$",
+        ),
+        (SURGERY, {"scale": "difference"}, r"scale='difference' with weighting='surgery': choose from 'cosine'$"),
+        (SURGERY, {"site": "F6"}, r"site='F6' with weighting='surgery', attention='values': choose from 'F3'$"),
+        (
+            MASKCLIP,
+            {"gradient_path": "full"},
+            r"gradient_path='full' with weighting='similarity' \(.* nothing is differentiated\): choose from 'none'$",
+        ),
+        (
+            GRADECLIP,
+            {"site": "F3"},
+            r"site='F3' with weighting='value\*gradient\*similarity' \(.*heads make of their values\): .* 'F3_HEADS'$",
+        ),
+        (
+            GRADECLIP,
+            {"gradient_tokens": "patches"},
+            r"gradient_tokens='patches' with weighting='value\*gradient\*similarity': choose from 'cls'$",
+        ),
+        (GRADECLIP_TEXT, {"gradient_tokens": "all"}, r"gradient_tokens='all' with .*: choose from 'pooled'$"),
+        (LAVIS, {"prompt": "long"}, r"prompt='long': choose from 'whole', 'phrase', 'in_place'$"),
+        (LAVIS, {"prompt": "phrase"}, r"prompt='phrase' with target='itm': choose from 'whole'$"),
+        (RAW, {"prompt": "in_place"}, r"prompt='in_place' with target='none': choose from 'whole'$"),
+        (RAW, {"compose": "decoder"}, r"compose='decoder': choose from 'none', 'pooler'$"),
+        (RAW, {"compose": "pooler"}, r"compose='pooler' with site='F2', stream='vision': choose from 'none'$"),
+        (POOLER, {"compose": "pooler"}, r"compose='pooler' with site='CROSS', stream='pooler': choose from 'none'$"),
+        (POOLER, {"gradient_path": "direct"}, r"gradient_path='direct' with stream='pooler': choose from .*'block'$"),
+        (
+            LAVIS,
+            {"gradient_path": "block"},
+            r"gradient_path='block' with site='CROSS' \(.*\): .* 'full', 'integrated'$",
+        ),
+        (
+            GRADECLIP,
+            {"departures": "padded_similarity", "weighting": "value*gradient"},
+            r"weighting='value\*gradient' with departures=\('padded_similarity',\): .* 'value\*gradient\*similarity'$",
+        ),
+        (
+            LEGRAD,
+            {"departures": "bare_pooler", "gradient_path": "full"},
+            r"gradient_path='full' with departures=\('bare_pooler',\): choose from 'block'$",
+        ),
         (LAVIS, {"name": None}, r"name=None"),
     ],
 )
@@ -379,7 +552,28 @@ def test_a_share_of_nothing_is_nothing_however_it_is_written():
             {"weighting": "attention"},
             {"target": "none", "scale": "none", "gradient_path": "none", "relu": "none"},
         ),
-        (LAVIS, {"target": "contrastive"}, {"scale": "cosine"}),
+        (LAVIS, {"target": "contrastive"}, {}),
+        (LAVIS.replace(scale="probability"), {"target": "caption"}, {"scale": "log-probability"}),
+        (LAVIS, {"stream": "pooler", "exclude": "cls"}, {}),
+        (CHEFER_CLIP.replace(queries="all"), OF_TEXT, {"reshape": "words", "upsample": "none"}),
+        (
+            CHEFER_TEXT.replace(queries="all"),
+            {"stream": "vision", "exclude": "cls", "upsample": "bilinear"},
+            {"reshape": "raster"},
+        ),
+        (CLIP.replace(prompt="in_place"), {"target": "class"}, {"prompt": "whole"}),
+        (CAPTION, {"stream": "pooler", "exclude": "cls"}, {"compose": "none"}),
+        (
+            GRADECLIP.replace(attention="one_head"),
+            {"weighting": "eigencam"},
+            {"attention": "own", "gradient_tokens": "none", "target": "none", "scale": "none", "gradient_path": "none"},
+        ),
+        (
+            CLIP.replace(site="F6", scale="cosine"),
+            {"weighting": "similarity"},
+            {"gradient_tokens": "none", "gradient_path": "none"},
+        ),
+        (GRADECLIP, {"gradient_path": "integrated", "attention": "own"}, {}),
         (LAVIS, {"target": "custom"}, {"scale": "raw"}),
         (LAVIS, {"target": "class"}, {}),
         (LAVIS, {"heads": "max"}, {}),
@@ -461,6 +655,11 @@ def test_fingerprints_of_the_first_release_stay():
     assert FEATURES.replace(target="itm").fingerprint == "r1-c3c23434d7d2"
 
 
+@pytest.mark.parametrize(("name", "fingerprint"), OF_LATER_RELEASES.items())
+def test_fingerprints_of_recipes_that_were_published_for_classes_stay(name, fingerprint):
+    assert recipes()[name].recipe.replace(target="class", scale="logit").fingerprint == fingerprint
+
+
 def digest(made):
     return hashlib.sha256(" ".join(recipe.fingerprint for recipe in made).encode()).hexdigest()[:16]
 
@@ -511,6 +710,7 @@ NEUTRAL = [
     and not recipe.discard
     and recipe.map_axis != "queries"
     and recipe.gradient_path in ("full", "none")
+    and (recipe.attention, recipe.prompt, recipe.compose) == ("own", "whole", "none")
 ]
 
 
@@ -547,7 +747,7 @@ def test_a_later_field_may_be_missing_alone(recipe, field):
 
 
 def test_the_table_of_changes_misses_no_field_that_has_a_choice():
-    assert set(CHANGES) == set(fields_of(LAVIS)) - {"name", "reshape"}
+    assert set(CHANGES) == set(fields_of(LAVIS)) - {"name"}
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -557,6 +757,28 @@ def test_every_field_takes_part_in_equality_and_fingerprint(field):
     assert other != base
     assert other.fingerprint != base.fingerprint
     assert set(base.differences(other)) == set(changes)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        [GRADECLIP, GRADECLIP.replace(attention="one_head")],
+        [MASKCLIP, MASKCLIP.replace(attention="own"), MASKCLIP.replace(scale="difference")],
+        [SURGERY, SURGERY.replace(weighting="similarity"), SURGERY.replace(weighting="similarity", scale="difference")],
+        [CLIP.replace(prompt=each) for each in values_of("prompt")],
+        [CLIP.replace(scale=each) for each in SCALES["contrastive"]],
+        [CLIP, CLIP.replace(target="contrastive_patches")],
+        [CAPTION, CAPTION.replace(compose="none")],
+        [GRADECLIP, GRADECLIP.replace(weighting="value*gradient")],
+        [GRADECLIP_TEXT, GRADECLIP_TEXT.replace(departures="padded_similarity")],
+        [POOLER, POOLER.replace(departures="bare_pooler"), POOLER.replace(queries="all")],
+        [CHEFER_TEXT, CHEFER_TEXT.replace(queries="all"), CHEFER_CLIP],
+    ],
+    ids=lambda several: several[0].name,
+)
+def test_every_value_of_the_later_choices_is_told_apart(several):
+    for told in (lambda recipe: recipe.fingerprint, wording.summary, wording.formula):
+        assert len({told(recipe) for recipe in several}) == len(several)
 
 
 def test_differences_show_both_values():
@@ -664,6 +886,37 @@ def test_the_description_states_every_field_and_the_formula(recipe):
         ("pgc-eigencam", ["first principal component of the activation; without cls"]),
         ("torchcam-gradcam++", ["Grad-CAM++", "as coded: summed_cubes"]),
         ("legrad", ["F2 of vision blocks -2, -1; gradient;", "gradient path block", "query rows all", "layers sum"]),
+        ("legrad-pooler", ["CROSS of pooler blocks -2, -1", "gradient path block", "query rows (0,)", "layers sum"]),
+        ("legrad-pooler-as-coded", ["as coded: bare_pooler"]),
+        ("clip-gradcam", ["F1 of vision last block", "gradient of the scaled similarity of image and text"]),
+        ("pgc-clip-softmax", ["gradient of the probability of the text for the image"]),
+        ("clip-es", ["gradient of the probability of the text for the mean of the patches"]),
+        ("chefer-clip-text", ["F2 of text last block", "query rows pooled", "without special_text, padding"]),
+        (
+            "grad-eclip",
+            [
+                "F3_HEADS of vision last block; values weighted by the gradient of what the heads make of them and by",
+                "gradient of the cosine of image and text",
+                "gradient tokens cls",
+            ],
+        ),
+        ("grad-eclip-as-coded", ["F3_HEADS of vision last block, from there on with one head; "]),
+        ("grad-eclip-text-as-coded", ["gradient tokens pooled", "as coded: padded_similarity"]),
+        (
+            "maskclip",
+            [
+                "F6 of vision last block, which hands every token its own value; cosine of each token's embedding with",
+                "; for the cosine of image and text; signed; without cls",
+            ],
+        ),
+        (
+            "clip-surgery",
+            [
+                "blocks -6, -5, -4, -3, -2, -1, of a second path of values with values",
+                "less what all texts have in common",
+            ],
+        ),
+        ("coca-caption", ["log-likelihood of the caption", "carried on by the pooler's attention"]),
         ("agcam", ["sigmoid of the scores x gradient", "gradient path direct", "heads sum", "layers sum"]),
         ("attn-gradcam", ["heads weighted by the mean gradient", "gradient tokens patches", "ReLU after heads"]),
         ("vitexplain-rollout", ["layers rollout; smallest 0.9 set to zero", "heads max"]),
@@ -677,8 +930,14 @@ def test_the_summary_is_one_line_with_the_choices(name, pieces):
     assert [piece for piece in pieces if piece not in line] == []
 
 
-def test_the_summary_of_plain_attention_speaks_of_no_gradient():
-    assert "gradient" not in wording.summary(recipes()["attention-cross"].recipe)
+@pytest.mark.parametrize("name", ["attention-cross", "maskclip", "clip-surgery"])
+def test_the_summary_of_what_takes_no_gradient_speaks_of_none(name):
+    assert "gradient" not in wording.summary(recipes()[name].recipe)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [("phrase", "of the phrase alone"), ("in_place", "phrase in its place")])
+def test_the_summary_says_which_text_is_encoded(prompt, words):
+    assert words in wording.summary(CLIP.replace(prompt=prompt))
 
 
 @pytest.mark.parametrize("field", [field for field in CHANGES if field not in AFTER_THE_MAP])
@@ -688,6 +947,7 @@ def test_the_summary_names_every_choice_that_shapes_the_token_map(field):
 
 
 LAST_LINE = "tokens[row, column] = M[j] in raster order, tokens before the patches left out"
+LAST_LINE_OF_TEXT = "tokens[0, k] = M[j] of the k-th token that is not special; special tokens and padding apart"
 FORMULAS = {
     "lavis-itm": [
         "y = itm_logit[match]",
@@ -713,6 +973,146 @@ FORMULAS = {
         "G = sum over l of dy/dA_l",
         "w[c] = mean over i in patches of G[i,c]",
         "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
+    "blip-caption": [
+        "y = sum over tokens k of log p(token k | tokens before k, image)",
+        "G = dy/dA",
+        "E[t,j] = mean over h of A[h,t,j] * ReLU(G[h,t,j])",
+        "M[j] = mean over t in all but special_text and padding of E[t,j]",
+        LAST_LINE,
+    ],
+    "blip-vqa": [
+        "y = sum over tokens k of the answer of log p(token k | tokens before k, question, image)",
+        "G = dy/dA",
+        "E[t,j] = mean over h of A[h,t,j] * ReLU(G[h,t,j])",
+        "M[j] = mean over t in all but special_text and padding of E[t,j]",
+        LAST_LINE,
+    ],
+    "clip-gradcam": [
+        "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
+        "G = dy/dA",
+        "w[c] = mean over i in patches of G[i,c]",
+        "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
+    "pgc-clip-softmax": [
+        (
+            "v = image embedding; z[t] = s cos(v, t) + b, y = softmax over texts of z at own; sigmoid(z[own]) "
+            "where the model was trained so"
+        ),
+        "G = dy/dA",
+        "w[c] = mean over i in patches of G[i,c]",
+        "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
+    "clip-es": [
+        (
+            "v = projection(mean over patches of norm(F6 of the last block)); z[t] = s cos(v, t) + b, y = "
+            "softmax over texts of z at own; sigmoid(z[own]) where the model was trained so"
+        ),
+        "G = dy/dA",
+        "w[c] = mean over i in patches of G[i,c]",
+        "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
+    "albef-itc": [
+        "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
+        "G = dy/dA",
+        "E[t,j] = mean over h of A[h,t,j] * ReLU(G[h,t,j])",
+        "M[j] = mean over t = 0 of E[t,j]",
+        LAST_LINE,
+    ],
+    "chefer-clip": [
+        "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
+        "G = dy/dA",
+        "E[t,j] = mean over h of ReLU(A[h,t,j] * G[h,t,j])",
+        "R = identity; R <- R + E_l R for every block l, first to last",
+        "M[j] = mean over t = 0 of R[t,j]",
+        LAST_LINE,
+    ],
+    "chefer-clip-text": [
+        "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
+        "G = dy/dA",
+        "E[t,j] = mean over h of ReLU(A[h,t,j] * G[h,t,j])",
+        "R = identity; R <- R + E_l R for every block l, first to last",
+        "M[j] = mean over t = the pooled token of R[t,j]",
+        LAST_LINE_OF_TEXT,
+    ],
+    "grad-eclip": [
+        "v = image embedding; y = cos(v, own text)",
+        "G = dy/dA",
+        "w[c] = G[i,c], i = 0",
+        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over patches",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        LAST_LINE,
+    ],
+    "grad-eclip-as-coded": [
+        "from the first of these blocks on, attention has one head of full width D, its scores divided by sqrt(D)",
+        "v = image embedding; y = cos(v, own text)",
+        "G = dy/dA",
+        "w[c] = G[i,c], i = 0",
+        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over patches",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        LAST_LINE,
+    ],
+    "grad-eclip-text": [
+        "v = image embedding; y = cos(v, own text)",
+        "G = dy/dA",
+        "w[c] = G[i,c], i = the pooled token",
+        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over tokens of the text",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        LAST_LINE_OF_TEXT,
+    ],
+    "grad-eclip-text-as-coded": [
+        "from the first of these blocks on, attention has one head of full width D, its scores divided by sqrt(D)",
+        "v = image embedding; y = cos(v, own text)",
+        "G = dy/dA",
+        "w[c] = G[i,c], i = the pooled token",
+        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over the whole context",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        LAST_LINE_OF_TEXT,
+    ],
+    "legrad-pooler": [
+        "v = image embedding; y = cos(v, own text)",
+        "G_l = dy_l/dA_l, A_l the pooler's attention, y_l read from block l: v_l = final norm and pooler of F6_l",
+        "E[t,j] = mean over h of ReLU(G[h,t,j])",
+        "M[j] = mean over t in [0] of E[t,j]",
+        "M[j] = sum over l of M_l[j]",
+        LAST_LINE,
+    ],
+    "legrad-pooler-as-coded": [
+        "v = image embedding; y = cos(v, own text)",
+        (
+            "G_l = dy_l/dA_l, A_l the pooler's attention, y_l read from block l: v_l = pooler of F6_l, without "
+            "the final norm, and in CoCa v_l . t for the cosine"
+        ),
+        "E[t,j] = mean over h of ReLU(G[h,t,j])",
+        "M[j] = mean over t in [0] of E[t,j]",
+        "M[j] = sum over l of M_l[j]",
+        LAST_LINE,
+    ],
+    "maskclip": [
+        "in the last block A[h,t,j] = 1 for t = j, else 0",
+        "e[j] = projection(norm(F6[j]))",
+        "M[j] = cos(e[j], own text)",
+        LAST_LINE,
+    ],
+    "clip-surgery": [
+        (
+            "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u "
+            "the values of block l by head, d their width"
+        ),
+        "e[j] = projection(norm(F6[j])), w[t] = softmax over texts of 2 cos(v, t), over its mean",
+        "M[j] = w[own] cos(e[j], own) - mean over t of w[t] cos(e[j], t)",
+        LAST_LINE,
+    ],
+    "coca-caption": [
+        "y = sum over tokens k of log p(token k | tokens before k, image)",
+        "G = dy/dA",
+        "E[t,j] = mean over h of A[h,t,j] * ReLU(G[h,t,j])",
+        "E[t,j] <- sum over slots k of E[t,k] C[k,j], C the mean over heads of the pooler's attention",
+        "M[j] = mean over t in all but special_text and padding of E[t,j]",
         LAST_LINE,
     ],
     "pgc-gradcam": [
@@ -805,14 +1205,22 @@ FORMULAS = {
         LAST_LINE,
     ],
     "gscorecam-gradcam": [
-        "y = z[class]",
+        "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
         "G = dy/dA",
         "w[c] = mean over i = 0 of G[i,c]",
         "M[j] = ReLU(sum over c of w[c] A[j,c])",
         LAST_LINE,
     ],
     "gradeclip-gradcam-baseline": [
-        "y = z[class]",
+        "v = image embedding; y = cos(v, own text)",
+        "G = dy/dA",
+        "w[c] = mean over i in all tokens of G[i,c]",
+        "M[j] = ReLU(sum over c of w[c] A[j,c])",
+        LAST_LINE,
+    ],
+    "gradeclip-gradcam-baseline-as-coded": [
+        "behind the first of these blocks, attention has one head of full width D, its scores divided by sqrt(D)",
+        "v = image embedding; y = cos(v, own text)",
         "G = dy/dA",
         "w[c] = mean over i in all tokens of G[i,c]",
         "M[j] = ReLU(sum over c of w[c] A[j,c])",
@@ -907,8 +1315,11 @@ FORMULAS = {
         LAST_LINE,
     ],
     "legrad": [
-        "y = z[class]",
-        "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l))",
+        "v = image embedding; y = cos(v, own text)",
+        (
+            "G_l = dy_l/dA_l, y_l read from block l: v_l = projection(norm(mean over all tokens of F6_l)), or "
+            "projection(pooler(norm(F6_l))) in a model that pools by attention"
+        ),
         "E[t,j] = mean over h of ReLU(G[h,t,j])",
         "M[j] = mean over t in all of E[t,j]",
         "M[j] = sum over l of M_l[j]",
@@ -1005,7 +1416,77 @@ def test_the_formula_of_a_named_recipe(recipe):
         (LAVIS, {"scale": "probability"}, "y = softmax(itm_logit)[match]"),
         (LAVIS, {"scale": "margin"}, "y = itm_logit[match] - itm_logit[no match]"),
         (LAVIS, {"layers": "all", "layer_rule": "max"}, "M[j] = max over l of M_l[j]"),
-        (LAVIS, {"target": "contrastive"}, "y = cos(image projection, text projection)"),
+        (LAVIS, {"target": "contrastive", "scale": "cosine"}, "v = image embedding; y = cos(v, own text)"),
+        (CLIP, {"scale": "cosine"}, "v = image embedding; y = cos(v, own text)"),
+        (
+            CLIP,
+            {"scale": "log-probability"},
+            "v = image embedding; z[t] = s cos(v, t) + b, y = log softmax over texts of z at own; log sigmoid(z[own]) "
+            "where the model was trained so",
+        ),
+        (
+            CLIP,
+            {"scale": "margin"},
+            "v = image embedding; z[t] = s cos(v, t) + b, y = z[own] - max over other t of z[t]",
+        ),
+        (
+            CLIP,
+            {"scale": "difference"},
+            "v = image embedding; y = cos(v, own) - mean over other t of cos(v, t)",
+        ),
+        (
+            CLIP,
+            {"scale": "finer"},
+            "v = image embedding; z[t] = s cos(v, t) + b, y = sum over r of p[r] (z[own] - z[r]) / (sum over r of p[r] "
+            "+ 1e-9), p = softmax(z), r the 3 texts with the nearest logits",
+        ),
+        (
+            CLIP,
+            {"target": "contrastive_patches", "scale": "cosine"},
+            "v = projection(mean over patches of norm(F6 of the last block)); y = cos(v, own text)",
+        ),
+        (
+            LAVIS.replace(scale="log-probability"),
+            {"target": "caption"},
+            "y = sum over tokens k of log p(token k | tokens before k, image)",
+        ),
+        (CLIP, {"prompt": "phrase"}, "own text = the phrase alone"),
+        (
+            CLIP,
+            {"prompt": "in_place"},
+            "own text = the whole text, with the keys of all words but the phrase hidden in every block",
+        ),
+        (
+            CLIP,
+            {"attention": "one_head"},
+            "from the first of these blocks on, attention has one head of full width D, its scores divided by sqrt(D)",
+        ),
+        (
+            CLIP,
+            {"attention": "one_head", "site": "F6"},
+            "behind the first of these blocks, attention has one head of full width D, its scores divided by sqrt(D)",
+        ),
+        (GRADECLIP, {"weighting": "value*gradient"}, "w[c] = G[i,c], i = 0"),
+        (
+            GRADECLIP,
+            {"weighting": "value*gradient"},
+            "M[j] = ReLU(sum over c of w[c] u[j,c], u the values of all heads)",
+        ),
+        (GRADECLIP, {"relu": "gradient"}, "w[c] = ReLU(G[i,c]), i = 0"),
+        (GRADECLIP, {"relu": "none"}, "M[j] = l[j] sum over c of w[c] u[j,c], u the values of all heads"),
+        (GRADECLIP, {"layers": "all", "layer_rule": "sum"}, "M[j] = sum over l of M_l[j]"),
+        (MASKCLIP, {"scale": "difference"}, "M[j] = cos(e[j], own text) - mean over other t of cos(e[j], t)"),
+        (MASKCLIP, {"relu": "map"}, "M[j] = ReLU(cos(e[j], own text))"),
+        (SURGERY, {"weighting": "similarity"}, "M[j] = cos(e[j], own text)"),
+        (CHEFER_TEXT, {"queries": "all"}, "M[j] = mean over t in all but special_text and padding of R[t,j]"),
+        (LEGRAD, {"target": "class", "scale": "logit"}, "y = z[class]"),
+        (
+            LEGRAD,
+            {"target": "class", "scale": "logit"},
+            "G_l = dy_l/dA_l, y_l read from block l: z_l = head(norm(mean over all tokens of F6_l)), or "
+            "head(pooler(norm(F6_l))) in a model that pools by attention",
+        ),
+        (CAPTION, {"relu": "map"}, "M[j] = ReLU(mean over t in all but special_text and padding of E[t,j])"),
         (LAVIS, {"target": "custom"}, "y = given callable"),
         (LAVIS, {"scale": "log-probability"}, "y = log softmax(itm_logit)[match]"),
         (FEATURES, {"scale": "probability"}, "y = softmax(z)[class]"),
@@ -1100,8 +1581,20 @@ def test_the_rule_says_whether_the_block_was_carried():
     assert carried == "published on block [6] of 12; same relative depth of 3 blocks"
 
 
-def adapter(*heads, reads="cls"):
-    return SimpleNamespace(heads=dict.fromkeys(heads, "classes"), reads=reads)
+KINDS = {
+    "class": "classes",
+    "itm": "binary",
+    "contrastive": "prompts",
+    "contrastive_patches": "prompts",
+    "caption": "tokens",
+    "answer": "tokens",
+}
+BARE = {"contrastive": "cosine"}
+"""A similarity that has no logit, as that of BLIP."""
+
+
+def adapter(*heads, reads="cls", kinds=KINDS):
+    return SimpleNamespace(heads={head: (KINDS | kinds)[head] for head in heads}, reads=reads)
 
 
 @pytest.mark.parametrize(
@@ -1121,33 +1614,108 @@ def adapter(*heads, reads="cls"):
             "pgc-gradcam",
             ("contrastive",),
             "contrastive",
-            "cosine",
-            "published for class (logit); this model offers 'co",
+            "logit",
+            "published for class (logit); this model offers 'contrastive'",
+        ),
+        (
+            "pgc-finercam",
+            ("contrastive",),
+            "contrastive",
+            "finer",
+            "published for class (finer); this model offers 'contrastive'",
+        ),
+        (
+            "pgc-gradcam",
+            ("caption",),
+            "caption",
+            "log-probability",
+            "published for class (logit); this model offers 'caption'",
         ),
         ("context-gradcam", ("class",), "class", "logit", "published for itm (logit); this model offers 'class'"),
         ("raw-attention", ("itm",), "none", "none", "as published"),
+        ("grad-eclip", ("contrastive", "class"), "contrastive", "cosine", "as published"),
+        ("grad-eclip", ("class",), "class", "logit", "published for contrastive (cosine); this model offers 'class'"),
+        ("legrad", ("class",), "class", "logit", "published for contrastive (cosine); this model offers 'class'"),
+        (
+            "gscorecam-gradcam",
+            ("itm",),
+            "itm",
+            "logit",
+            "published for contrastive (logit); this model offers 'itm'",
+        ),
     ],
 )
 def test_a_score_that_the_model_lacks_is_replaced_by_its_first(name, heads, target, scale, rule):
     fitted, rules = recipes()[name].fitted(12, adapter(*heads))
     assert (fitted.target, fitted.scale) == (target, scale)
-    assert rules["target"].startswith(rule)
+    assert rules["target"] == rule
     assert fitted == recipes()[name].recipe.replace(target=target, scale=scale)
 
 
-def test_every_scale_that_a_fitted_recipe_takes_is_one_of_its_target():
-    for entry, head in product(recipes().values(), ("class", "itm", "contrastive")):
-        if entry.recipe.scale == "finer" and head != "class":
-            with pytest.raises(RecipeError, match="scale='finer'"):
-                entry.fitted(12, adapter(head))
-            continue
-        if entry.reads:
-            with pytest.raises(RecipeError, match="is for models whose heads read the patches"):
-                entry.fitted(12, adapter(head))
-            continue
-        fitted, _ = entry.fitted(12, adapter(head))
-        assert fitted.scale in SCALES[fitted.target]
-        assert fitted.name == entry.recipe.name
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("pgc-gradcam", "published for class (logit); this model offers 'contrastive'"),
+        ("clip-gradcam", "published for contrastive (logit); this model gives it as cosine"),
+        ("gscorecam-gradcam", "published for contrastive (logit); this model gives it as cosine"),
+        ("grad-eclip", "as published"),
+    ],
+)
+def test_a_plain_scale_that_the_score_lacks_is_replaced_by_its_first(name, rule):
+    fitted, rules = recipes()[name].fitted(12, adapter("contrastive", kinds=BARE))
+    assert fitted == recipes()[name].recipe.replace(target="contrastive", scale="cosine")
+    assert rules["target"] == rule
+
+
+def test_a_scale_with_a_meaning_of_its_own_stays():
+    fitted, rules = recipes()["pgc-clip-softmax"].fitted(12, adapter("contrastive", kinds=BARE))
+    assert fitted == recipes()["pgc-clip-softmax"].recipe
+    assert rules["target"] == "as published"
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("clip-gradcam", "contrastive"),
+        ("pgc-clip-softmax", "contrastive"),
+        ("clip-es", "contrastive_patches"),
+        ("albef-itc", "contrastive"),
+        ("chefer-clip", "contrastive"),
+        ("coca-caption", "caption"),
+        ("blip-caption", "caption"),
+        ("blip-vqa", "answer"),
+    ],
+)
+def test_a_score_that_no_other_stands_in_for_is_asked_for(name, needs):
+    message = f"recipe {name!r} is for the score {needs!r}, which this model does not offer; it offers 'class', 'itm'$"
+    with pytest.raises(RecipeError, match=message):
+        recipes()[name].fitted(12, adapter("class", "itm"))
+    assert recipes()[name].fitted(12, adapter("class", needs))[0].target == needs
+
+
+def refusal_of(entry, head):
+    """Why a recipe does not fit a model with one score, as a pattern; nothing if it does."""
+    recipe, plain = entry.recipe, entry.recipe.scale in ("logit", "cosine", "none")
+    reasons = {
+        "is for models whose heads read the patches": bool(entry.reads),
+        f"is for the score '{entry.needs}'": entry.needs not in ("", head),
+        "stream='text'": recipe.of_text and head != "contrastive",
+        r"\(tokens are compared with texts\)": recipe.weighting in COMPARING and head != "contrastive",
+        f"scale='{recipe.scale}' with target='{head}'": not plain and recipe.scale not in SCALES[head],
+    }
+    return next((reason for reason, true in reasons.items() if true), "")
+
+
+@pytest.mark.parametrize("head", ["class", "itm", "contrastive", "caption", "answer"])
+@pytest.mark.parametrize("entry", recipes().values(), ids=recipes())
+def test_every_scale_that_a_fitted_recipe_takes_is_one_of_its_target(entry, head):
+    if refused := refusal_of(entry, head):
+        with pytest.raises(RecipeError, match=refused):
+            entry.fitted(12, adapter(head))
+        return
+    fitted, _ = entry.fitted(12, adapter(head))
+    assert fitted.scale in SCALES[fitted.target]
+    assert fitted.name == entry.recipe.name
 
 
 @pytest.mark.parametrize(
@@ -1163,10 +1731,11 @@ def test_every_scale_that_a_fitted_recipe_takes_is_one_of_its_target():
 )
 def test_where_patches_are_read_they_stand_for_the_class_token(name, field):
     entry = recipes()[name]
-    fitted, rules = entry.fitted(12, adapter("class", reads="patches"))
+    head = "class" if entry.recipe.target == "none" else entry.recipe.target
+    fitted, rules = entry.fitted(12, adapter(head, reads="patches"))
     assert fitted == entry.recipe.replace(**{field: "patches"})
     assert rules["tokens"] == f"published for the class token; this model's heads read the patches: {field}"
-    fitted, rules = entry.fitted(12, adapter("class"))
+    fitted, rules = entry.fitted(12, adapter(head))
     assert fitted == entry.recipe
     assert set(rules.values()) == {"as published"}
 
@@ -1179,8 +1748,22 @@ def test_other_tokens_stay_where_patches_are_read(name):
     assert rules["tokens"] == "as published"
 
 
+@pytest.mark.parametrize("name", ["grad-eclip", "grad-eclip-as-coded"])
+def test_no_patches_stand_for_the_class_token_whose_gradient_weights_values(name):
+    with pytest.raises(RecipeError, match=rf"^recipe '{name}' takes the gradient at the class token, and this model's"):
+        recipes()[name].fitted(12, adapter("contrastive", reads="patches"))
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(12, range(-6, 0)), (6, range(-6, 0)), (3, range(-3, 0)), (1, (-1,))])
+def test_of_blocks_that_count_from_the_end_those_are_kept_that_there_are(depth, layers):
+    fitted, rule = recipes()["clip-surgery"].at_depth(depth)
+    assert fitted == recipes()["clip-surgery"].recipe.replace(layers=tuple(layers))
+    published = "published on blocks [-6, -5, -4, -3, -2, -1], of which this model of"
+    assert rule.startswith("as published" if depth >= 6 else published)
+
+
 def test_layers_and_target_are_fitted_together():
-    fitted, rules = recipes()["lavis-itm"].fitted(3, adapter("contrastive"))
+    fitted, rules = recipes()["lavis-itm"].fitted(3, adapter("contrastive", kinds=BARE))
     assert (fitted.layers, fitted.target, fitted.scale) == ((1,), "contrastive", "cosine")
     assert rules["layers"] == "published on block [6] of 12; same relative depth of 3 blocks"
 
@@ -1192,9 +1775,19 @@ def test_every_entry_says_where_it_comes_from(entry):
     assert entry.notes.endswith(".")
 
 
-@pytest.mark.parametrize(("heads", "name"), [(("itm", "contrastive"), "lavis-itm"), (("class",), "pgc-gradcam")])
+@pytest.mark.parametrize(
+    ("heads", "name"),
+    [
+        (("itm", "contrastive"), "lavis-itm"),
+        (("class",), "pgc-gradcam"),
+        (("contrastive",), "clip-gradcam"),
+        (("caption", "contrastive"), "clip-gradcam"),
+        (("caption",), "blip-caption"),
+        (("answer",), "blip-vqa"),
+    ],
+)
 def test_the_default_recipe_is_that_of_the_models_kind(heads, name):
-    assert default(dict.fromkeys(heads, "classes")) == name
+    assert default({head: KINDS[head] for head in heads}) == name
 
 
 def test_the_catalogue_is_read_only_and_names_what_it_has():

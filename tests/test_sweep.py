@@ -14,7 +14,31 @@ from vlcam.grid import fitting
 
 TEXT = "a red circle and a blue dog"
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")
-NOT_FOR_CLASSES = ("lavis-itm", "albef-itm", "attention-cross", "context-gradcam")
+OF_FUSION = ("lavis-itm", "albef-itm", "attention-cross", "context-gradcam")
+NOT_FOR_CLASSES = {
+    **dict.fromkeys((*OF_FUSION, "coca-caption", "blip-caption", "blip-vqa"), "no stream 'fusion'"),
+    **dict.fromkeys(("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded"), "no stream 'text'"),
+    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded"), "no stream 'pooler'"),
+    **dict.fromkeys(("clip-gradcam", "pgc-clip-softmax", "albef-itc", "chefer-clip"), "for the score 'contrastive',"),
+    "clip-es": "for the score 'contrastive_patches',",
+    **dict.fromkeys(("maskclip", "clip-surgery"), "tokens are compared with texts"),
+}
+BY_THE_CLASS_TOKEN = ("grad-eclip", "grad-eclip-as-coded")
+"""Of no use where the heads read the patches."""
+ONE_HEAD = ("grad-eclip-as-coded", "gradeclip-gradcam-baseline-as-coded")
+"""Of no use where the heads cannot be joined: each of BEiT's has a bias of its own."""
+NOT_FOR_BLIP = {
+    **dict.fromkeys(("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded"), "no stream 'text'"),
+    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded"), "no stream 'pooler'"),
+    **dict.fromkeys(("pgc-clip-softmax", "pgc-finercam"), r"choose from|gives it on the scale 'cosine'"),
+    "clip-es": "for the score 'contrastive_patches',",
+    **dict.fromkeys(("coca-caption", "blip-caption"), "for the score 'caption',"),
+    "blip-vqa": "for the score 'answer',",
+    "legrad": "gradient_path='block'",
+    "pgc-swin": "heads read the patches",
+    **dict.fromkeys(ONE_HEAD, "attention='one_head': this model's attention is eager"),
+    **dict.fromkeys(("maskclip", "clip-surgery"), "does not embed single tokens"),
+}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -79,8 +103,9 @@ def assert_same_explanation(found, alone, share=1e-6):
     for one, other in zip(found.word_maps, alone.word_maps, strict=True):
         assert_same_map(one, other, share)
     was, now = (dict(each.provenance) for each in (alone, found))
+    assert (now["run"]["block_values"] or []) == pytest.approx(was["run"]["block_values"] or [], rel=1e-4, abs=1e-6)
     for run in (was, now):
-        run["run"] = {key: value for key, value in run["run"].items() if key != "target_value"}
+        run["run"] = {key: value for key, value in run["run"].items() if key not in ("target_value", "block_values")}
     was["model"], now["model"] = ({**each["model"], "attention": None} for each in (was, now))  # a sweep taps more
     assert now == was
     assert found.scores.keys() == alone.scores.keys()
@@ -117,27 +142,49 @@ def test_a_sweep_of_one_equals_the_single_call_bit_for_bit(kind):
 
 def test_by_default_every_named_recipe_that_fits_a_classifier_in_catalogue_order(kind):
     model = wrapped(kind)
-    expected = [name for name in in_one_pass() if name not in NOT_FOR_CLASSES]
+    unfit = dict(NOT_FOR_CLASSES)
     if model.adapter.reads == "cls":
-        expected.remove("pgc-swin")
+        unfit["pgc-swin"] = "for models whose heads read the patches"
+    else:
+        unfit |= dict.fromkeys(BY_THE_CLASS_TOKEN, "takes the gradient at the class token, and this model's heads read")
+    if kind.startswith("beit"):
+        unfit |= dict.fromkeys([name for name in ONE_HEAD if name not in unfit], "attention='one_head'")
+    expected = [name for name in in_one_pass() if name not in unfit]
     assert fitting(model.adapter) == expected
     assert [exp.recipe.name for exp in model.sweep(models.pixels())] == expected
-    for name in NOT_FOR_CLASSES:
-        with pytest.raises(vlcam.UnknownNameError, match="no stream 'fusion'"):
+    for name, why in unfit.items():
+        with pytest.raises((vlcam.UnknownNameError, vlcam.RecipeError), match=why):
             model.sweep(models.pixels(), None, [name])
+
+
+@pytest.mark.parametrize("name", ONE_HEAD)
+def test_heads_that_are_written_out_are_not_joined(kind, name):
+    module = models.classifier(kind)
+    module.set_attn_implementation("eager")
+    model = vlcam.wrap(module)
+    assert name not in fitting(model.adapter)
+    if model.adapter.reads == "cls" or name not in BY_THE_CLASS_TOKEN:
+        with pytest.raises(vlcam.RecipeError, match="attention='one_head': "):
+            model.explain(models.pixels(), None, name)
 
 
 def test_a_sweep_on_a_model_that_takes_text_equals_single_calls(blip, photo, forwards):
     model = vlcam.wrap(blip.double(), models.processor())
     runs = forwards(blip.vision_model)
     swept = model.sweep(photo, TEXT)
-    assert len(runs) == 2  # one pass, and one for the path that detaches attention
+    assert len(runs) == 3  # one pass per score, and one for the path that detaches attention
     names = [exp.recipe.name for exp in swept]
-    assert names == fitting(model.adapter)
-    assert set(NOT_FOR_CLASSES) < set(names) <= set(in_one_pass())
-    assert not {"legrad", "pgc-finercam"} & set(names)  # BLIP reads no single block, and tells no classes apart
+    assert names == fitting(model.adapter) == [name for name in in_one_pass() if name not in NOT_FOR_BLIP]
+    assert set(OF_FUSION) < set(names)
     for name, found in zip(names, swept, strict=True):
         assert_same_explanation(found, model.explain(photo, TEXT, name))
+
+
+@pytest.mark.parametrize("name", NOT_FOR_BLIP)
+def test_a_recipe_that_a_model_with_text_cannot_meet_is_refused(model, photo, name):
+    assert name not in fitting(model.adapter)
+    with pytest.raises((vlcam.UnknownNameError, vlcam.RecipeError), match=NOT_FOR_BLIP[name]):
+        model.sweep(photo, TEXT, [name])
 
 
 def test_a_phrase_goes_to_every_recipe_or_is_refused(model, photo):
@@ -163,21 +210,42 @@ def test_lists_of_images_and_classes_give_a_list_per_recipe(kind):
 # What is shared
 
 
-def test_recipes_of_one_head_share_one_forward_and_the_direct_path_costs_one_more(kind, forwards):
+def test_recipes_of_one_head_share_one_forward_and_other_ways_through_the_model_cost_one_more(kind, forwards):
     model = wrapped(kind)
     runs = forwards(model.adapter.module)
     names = fitting(model.adapter)
-    model.sweep(models.pixels(), None, [name for name in names if name != "agcam"])
+    model.sweep(models.pixels(), None, [name for name in names if name not in ("agcam", *ONE_HEAD)])
     assert len(runs) == 1
     runs.clear()
     model.sweep(models.pixels(), None, names)
-    assert len(runs) == 2
+    one_head = bool(set(names) & set(ONE_HEAD))
+    assert one_head == (not kind.startswith("beit"))
+    assert len(runs) == 2 + one_head  # attention that is detached, and attention with one head
     runs.clear()
     model.sweep(models.pixels(), None, ["agcam", "raw-attention", "pgc-eigencam"])
     assert len(runs) == 1  # maps without a gradient join the pass that there is
     runs.clear()
     model.sweep(models.pixels(batch=3), None, ["pgc-gradcam", "raw-attention"], target=[0, 1, 2])
     assert len(runs) == 1
+
+
+def test_recipes_that_edit_the_same_blocks_share_a_pass_and_others_do_not_join_it(forwards):
+    model = wrapped()
+    runs = forwards(model.adapter.module)
+    model.sweep(models.pixels(), None, ONE_HEAD)  # both edit the last block
+    assert len(runs) == 1
+    runs.clear()
+    earlier = vlcam.recipes()["grad-eclip-as-coded"].recipe.replace(target="class", scale="logit", layers=(1,))
+    model.sweep(models.pixels(), None, [*ONE_HEAD, earlier])
+    assert len(runs) == 2
+    runs.clear()
+    found = model.sweep(models.pixels(), None, [*ONE_HEAD, "raw-attention", "pgc-gradcam"], target=1)
+    assert len(runs) == 2  # attention of one head is not the model's
+    for exp, alone in zip(found, ("grad-eclip-as-coded", ONE_HEAD[1], "raw-attention", "pgc-gradcam"), strict=True):
+        assert_same_explanation(exp, model.explain(models.pixels(), None, alone, target=1), 2e-5)
+    values = [exp.scores["class_logit"].value for exp in found]
+    assert values == pytest.approx([values[-1]] * 4)  # scores are the model's own
+    assert found[0].provenance["run"]["target_value"] != pytest.approx(values[0], rel=1e-4)
 
 
 def test_each_target_costs_one_backward_however_many_recipes_read_it(backwards):

@@ -204,7 +204,98 @@ def test_scores_of_a_match_are_those_of_class_one_of_two(scale):
 
 def test_a_cosine_is_read_as_it_is():
     values = torch.tensor([0.25, -1.0], dtype=torch.float64)
-    assert torch.equal(resolve(OF_MATCH.replace(target="contrastive"), MATCHING).read(values), values)
+    assert torch.equal(resolve(OF_MATCH.replace(target="contrastive", scale="cosine"), MATCHING).read(values), values)
+
+
+@pytest.mark.parametrize("scale", [s for s in SCALES["contrastive"] if s != "cosine"])
+def test_a_similarity_without_logits_has_no_other_scale(scale):
+    with pytest.raises(RecipeError, match=rf"^scale='{scale}' with target='contrastive': .* on the scale 'cosine'$"):
+        resolve(OF_MATCH.replace(target="contrastive", scale=scale), MATCHING)
+
+
+# ---------------------------------------------------------------- scores of one text among several
+
+OF_TEXT = recipes()["clip-gradcam"].recipe
+COSINES = torch.tensor([[0.3, -0.2, 0.9, 0.1, 0.5], [-0.6, 0.4, 0.2, 0.8, 0.0]], dtype=torch.float64)
+SIMILAR = torch.stack((COSINES, 3 * COSINES - 0.7), -1)
+"""Cosines and logits, as of a model of scale 3 and bias -0.7."""
+ALL = torch.ones(2, 5, dtype=torch.bool)
+SOME = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 1]], dtype=torch.bool)
+"""Which texts each pair's own, the third and the second, is compared with."""
+
+
+def of_text(scale, kind, taking=None):
+    target = resolve(OF_TEXT.replace(scale=scale), {"contrastive": kind}, classes=(2, 1))
+    return target.read if taking is None else target.within(taking).read
+
+
+def slow_similarity(scale, kind, cosines, own, taken):
+    """One pair's score of its own text among those that are taken, from the definitions."""
+    logits = [3 * c - 0.7 for c in cosines]
+    place = taken.index(own)
+    if scale == "cosine":
+        return cosines[own]
+    if scale == "difference":
+        others = [cosines[t] for t in taken if t != own]
+        return cosines[own] - sum(others) / len(others)
+    if kind == "sigmoid" and scale in ("probability", "log-probability"):
+        chance = 1 / (1 + math.exp(-logits[own]))
+        return chance if scale == "probability" else math.log(chance)
+    return slow_score(scale, [logits[t] for t in taken], place)
+
+
+@pytest.mark.parametrize("taking", [None, ALL, SOME], ids=["default", "all", "some"])
+@pytest.mark.parametrize("kind", ["prompts", "sigmoid"])
+@pytest.mark.parametrize("scale", SCALES["contrastive"])
+def test_scores_of_a_text_among_several_and_their_gradients_follow_the_definitions(scale, kind, taking):
+    output = SIMILAR.clone().requires_grad_()
+    found = of_text(scale, kind, taking)(output)
+    assert found.dtype == torch.float64
+    rows = ALL if taking is None else taking
+    wanted, slopes = [], np.zeros((2, 5))
+    for pair, own in enumerate((2, 1)):
+        taken = [t for t in range(5) if rows[pair, t]]
+
+        def score(cosines, own=own, taken=taken):
+            return slow_similarity(scale, kind, cosines, own, taken)
+
+        cosines = COSINES[pair].tolist()
+        wanted.append(score(cosines))
+        for t in range(5):
+            up, down = list(cosines), list(cosines)
+            up[t], down[t] = up[t] + 1e-6, down[t] - 1e-6
+            slopes[pair, t] = (score(up) - score(down)) / 2e-6
+    assert np.allclose(found.detach(), wanted, atol=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum(), output)
+    assert torch.isfinite(gradient).all()
+    assert np.allclose(gradient[..., 0] + 3 * gradient[..., 1], slopes, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", ["cosine", "logit"])
+@pytest.mark.parametrize("kind", ["prompts", "sigmoid"])
+def test_a_plain_score_of_a_text_does_not_depend_on_the_others(kind, scale):
+    assert torch.equal(of_text(scale, kind)(SIMILAR), of_text(scale, kind, SOME)(SIMILAR))
+
+
+@pytest.mark.parametrize("kind", ["prompts", "sigmoid"])
+def test_a_target_says_whether_it_compares_texts(kind):
+    comparing = {s for s in SCALES["contrastive"] if resolve(OF_TEXT.replace(scale=s), {"contrastive": kind}).compares}
+    softmaxed = {"probability", "log-probability"} if kind == "prompts" else set()
+    assert comparing == {"margin", "difference", "finer"} | softmaxed
+
+
+def test_a_score_of_a_sure_model_keeps_its_gradient_as_a_log_probability():
+    output = torch.stack((COSINES, 400 * COSINES), -1).requires_grad_()
+    (gradient,) = torch.autograd.grad(of_text("log-probability", "prompts")(output).sum(), output)
+    assert gradient[0, 2, 1] > 0
+
+
+def test_a_caption_is_the_sum_of_its_tokens():
+    words = torch.tensor([[-0.5, -2.0, 0.0], [-1.0, -0.25, -4.0]], dtype=torch.float64)
+    recipe = recipes()["coca-caption"].recipe
+    target = resolve(recipe, {"caption": "tokens"})
+    assert target.label == "caption_log_probability"
+    assert np.allclose(target.read(words), [-2.5, -5.25], atol=1e-15)
 
 
 # ---------------------------------------------------------------- which class
@@ -431,7 +522,9 @@ def test_the_choice_of_the_class_has_no_gradient():
         (OF_CLASS.replace(scale="log-probability"), BOTH, "class_log_probability"),
         (OF_CLASS.replace(scale="finer"), BOTH, "class_finer"),
         (OF_MATCH, BOTH, "itm_logit"),
-        (OF_MATCH.replace(target="contrastive"), BOTH, "contrastive_cosine"),
+        (OF_MATCH.replace(target="contrastive", scale="cosine"), BOTH, "contrastive_cosine"),
+        (OF_TEXT, {"contrastive": "prompts"}, "contrastive_logit"),
+        (OF_TEXT.replace(scale="difference"), {"contrastive": "sigmoid"}, "contrastive_difference"),
     ],
 )
 def test_a_target_is_labelled_by_head_and_scale(recipe, heads, label):
@@ -440,9 +533,20 @@ def test_a_target_is_labelled_by_head_and_scale(recipe, heads, label):
     assert (target.differentiate, target.path, target.classes) == (True, "full", (3,))
 
 
-@pytest.mark.parametrize(("name", "path"), [("agcam", "direct"), ("legrad", "block"), ("chefer-generic", "full")])
-def test_a_target_knows_its_gradient_path(name, path):
-    assert resolve(recipes()[name].recipe, CLASSES).path == path
+@pytest.mark.parametrize(
+    ("name", "path", "pooler", "bare"),
+    [
+        ("agcam", "direct", False, False),
+        ("legrad", "block", False, False),
+        ("legrad-pooler", "block", True, False),
+        ("legrad-pooler-as-coded", "block", True, True),
+        ("chefer-generic", "full", False, False),
+        ("tam-transition", "integrated", False, False),
+    ],
+)
+def test_a_target_knows_its_gradient_path(name, path, pooler, bare):
+    target = resolve(recipes()[name].recipe, CLASSES | {"contrastive": "prompts"})
+    assert (target.path, target.pooler, target.bare) == (path, pooler, bare)
 
 
 @pytest.mark.parametrize("name", ["raw-attention", "attention-rollout", "pgc-eigencam"])
@@ -546,6 +650,27 @@ def test_a_copy_of_scores_holds_the_numbers(copied):
     assert type(found) is dict
     assert found == dict(scores)
     assert repr(scores) == repr(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "names"),
+    [
+        ("prompts", 1, ["cosine", "logit"]),
+        ("sigmoid", 1, ["cosine", "logit", "probability", "log_probability"]),
+        ("prompts", 5, ["cosine", "logit", "probability", "log_probability", "margin", "difference"]),
+        ("sigmoid", 5, ["cosine", "logit", "probability", "log_probability", "margin", "difference"]),
+    ],
+)
+def test_scores_of_a_text_name_what_they_compare(kind, texts, names):
+    taking = SOME if texts == 5 else None
+    scores = Scores({"contrastive": kind}, 1, {"contrastive": SIMILAR}, dict, (2, 1), taking, texts)
+    assert list(scores) == [f"contrastive_{name}" for name in names]
+    for name, score in scores.items():
+        scale = name.removeprefix("contrastive_").replace("_", "-")
+        wanted = slow_similarity(scale, kind, COSINES[1].tolist(), 1, [0, 1, 3, 4])
+        assert score.value == pytest.approx(wanted, rel=1e-9)
+        alone = scale in ("cosine", "logit") or (kind == "sigmoid" and "probability" in scale)
+        assert score.kind == (scale if alone else f"{scale} over 5 texts")
 
 
 def test_a_score_says_what_it_is():

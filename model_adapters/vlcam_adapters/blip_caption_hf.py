@@ -69,7 +69,7 @@ class BlipCaptionHF(BlipAdapter):
         """Two streams: `vision`, pre-norm, and `fusion`, the decoder."""
         return Anatomy(
             type(self.module).__name__,
-            self.streams(f"{self.opening[0]}, word pieces, [SEP], each of which tells the next"),
+            self.streams(f"{self.opening[0]}, word pieces, [SEP], each of which tells the next", tells_next=True),
             ("caption: log-probability",),
             (
                 LACKS_NORMS,

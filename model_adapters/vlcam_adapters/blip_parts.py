@@ -139,7 +139,7 @@ class BlipAdapter(ModelAdapter):
         """What the configuration asks for; BLIP has only `eager`."""
         return str(self.module.config._attn_implementation)  # noqa: SLF001 - transformers has no public name for it
 
-    def streams(self, tokens: str) -> dict[str, StreamAnatomy]:
+    def streams(self, tokens: str, *, tells_next: bool = False) -> dict[str, StreamAnatomy]:
         """`vision`, pre-norm, and `fusion`, text with cross-attention; `tokens` are those of the text, in words."""
         text, (rows, columns) = self.text_config, self._sizes.grid(self._frame.size)
         fusion = StreamAnatomy(
@@ -149,6 +149,7 @@ class BlipAdapter(ModelAdapter):
             text.num_attention_heads,
             f"{tokens}; keys of CROSS: [CLS], then {rows} x {columns} patches",
             trunk=False,
+            tells_next=tells_next,
         )
         return {"vision": self.vision_stream(), "fusion": fusion}
 

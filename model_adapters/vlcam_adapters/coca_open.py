@@ -56,6 +56,7 @@ class CocaOpen(OpenClipAdapter):
             f"word pieces, padded to {self._context}, each of which predicts the next; keys of CROSS: {slots} slots",
             trunk=False,
             slots=f"{slots} pooled slots",
+            tells_next=True,
             run_by=("caption",),
         )
         return Anatomy(

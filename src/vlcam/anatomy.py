@@ -106,6 +106,7 @@ class StreamAnatomy:
         windowed: whether tokens attend to those of their window only.
         stages: how many blocks each stage has, where stages have grids of their own; empty where all blocks have one.
         queries: how many learned queries look at the tokens, in a stream `pooler`.
+        tells_next: whether each token's row tells the token behind it, so that a word is told by the rows before it.
         run_by: the scores whose pass runs the stream; empty where every one does.
         slots: what the keys of CROSS are, in words, where they are not the image tokens; empty where they are.
     """
@@ -119,6 +120,7 @@ class StreamAnatomy:
     windowed: bool = False
     stages: tuple[int, ...] = ()
     queries: int = 0
+    tells_next: bool = False
     run_by: tuple[str, ...] = ()
     slots: str = ""
 

@@ -267,6 +267,7 @@ class Explainer:
         target: Any = None,
         scale: str | None = None,
         against: Sequence[str] | str | None = None,
+        answer: Sequence[str] | str | None = None,
         strict: bool = False,
     ) -> Capture:
         """Read the raw tensors at a site and their gradients, in one pass.
@@ -280,6 +281,7 @@ class Explainer:
             target: as in `explain`.
             scale: on which scale; by default `logit`, or the first one that the target has.
             against: as in `explain`.
+            answer: as in `explain`.
             strict: as in `explain`.
 
         Returns:
@@ -299,14 +301,22 @@ class Explainer:
         )
         indices = self.anatomy.stream(stream).indices(block_numbers(layers), site)
         with own_conditions(self.adapter.module):
-            pairs = pair_up(self.adapter, image, text, classes=asked.count, against=against, strict=strict)
+            pairs = pair_up(
+                self.adapter, image, text, classes=asked.count, against=against, answer=answer, strict=strict
+            )
             taps = [Tap(stream, index, site) for index in indices]
             (wanted,) = _placed([target_there], asked, pairs, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, taps, [wanted])
         return found
 
     def scores(
-        self, image: Any, text: Any = None, *, against: Sequence[str] | str | None = None, strict: bool = False
+        self,
+        image: Any,
+        text: Any = None,
+        *,
+        against: Sequence[str] | str | None = None,
+        answer: Sequence[str] | str | None = None,
+        strict: bool = False,
     ) -> Any:
         """Every score that the model offers, by name, with its kind; a list of these for lists and batches.
 
@@ -317,7 +327,7 @@ class Explainer:
             strict: as in `explain`.
         """
         with own_conditions(self.adapter.module):
-            pairs = pair_up(self.adapter, image, text, against=against, strict=strict)
+            pairs = pair_up(self.adapter, image, text, against=against, answer=answer, strict=strict)
             target = resolve(named("attention-cross").recipe, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, [], [target])
             seen = self._making(pairs).seen(target, found)
@@ -475,8 +485,8 @@ def _of_tokens(job: Job, target: Target, pairs: Pairs) -> Target:
         layout = texts.layouts[text]
         tokens = layout.tokens_of(find_phrase(layout, job.phrase, job.occurrence))
         counted[pair, [token - 1 for token in tokens]] = 1
-    which = "" if job.occurrence is None else f" ({job.occurrence})"
-    return replace(target, label=f"{target.label} of {job.phrase!r}{which}").within(counted)
+    part = f"{job.phrase} {job.occurrence}"
+    return replace(target, label=f"{target.label} of {job.phrase!r}", part=part).within(counted)
 
 
 def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:

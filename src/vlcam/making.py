@@ -129,7 +129,8 @@ class Making:
 
         pairs = range(len(inputs.image_of))
         if not set(heads.values()) & set(OF_TEXTS):
-            return [Scores(heads, pair, known, fetch, target.classes, target.weights) for pair in pairs]
+            region = target.weights if heads.get(target.head) == "pixels" else None
+            return [Scores(heads, pair, known, fetch, target.classes, region) for pair in pairs]
         taking = self.pairs.compared
         counts = [1 if taking is None else int(taking[pair].sum()) for pair in pairs]
         return [Scores(heads, pair, known, fetch, inputs.text_of, taking, counts[pair]) for pair in pairs]
@@ -191,8 +192,8 @@ class Making:
             return [select_words(recipe, texts.layouts[k], texts.pooled[k], count) for k in inputs.text_of]
         tokens = ImageTokens(self.adapter.prefix, self._grid(job))
         layouts = [texts.layouts[inputs.text_of[pair]] if texts else None for pair in pairs]
-        learned = self.adapter.anatomy.stream(recipe.stream).queries
-        return [select(recipe, each, tokens, job.phrase, job.occurrence, learned=learned) for each in layouts]
+        stream = self.adapter.anatomy.stream(recipe.stream)
+        return [select(recipe, each, tokens, job.phrase, job.occurrence, stream) for each in layouts]
 
     def _grid(self, job: Job) -> tuple[int, int]:
         """The grid of the blocks that a recipe reads."""

@@ -261,7 +261,8 @@ def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict
     """How a phrase is asked for: by its rows in cross-attention, or by the text or tokens that are scored."""
     if wanted.get("target", chosen.target) == "caption":
         rows = {"queries": "phrase"} if chosen.site == "CROSS" else {}
-        return {"prompt": "phrase", **rows} if "prompt" not in wanted else rows
+        stated = "prompt" in wanted or chosen.queries == "phrase"
+        return rows if stated else {"prompt": "phrase", **rows}
     if chosen.site != "CROSS" and wanted.get("target", chosen.target) in CONTRASTIVE:
         if wanted.get("prompt") == "whole":
             raise RecipeError(
@@ -270,8 +271,8 @@ def _phrase_rows(chosen: Recipe, wanted: Mapping[str, Any], phrase: str) -> dict
         return {"prompt": wanted.get("prompt", "phrase" if chosen.prompt == "whole" else chosen.prompt)}
     if wanted.get("stream", chosen.stream) == "pooler":
         raise RecipeError(
-            f"phrase={phrase!r} with stream='pooler': its rows are learned queries and no words, so that there is no map "
-            "of a phrase; leave phrase out, or name queries by number, queries=(0, ...)"
+            f"phrase={phrase!r} with stream='pooler': its rows are learned queries and no words, so that there is no "
+            "map of a phrase; leave phrase out, or name queries by number, queries=(0, ...)"
         )
     if chosen.queries not in ("all", "phrase"):
         raise RecipeError(

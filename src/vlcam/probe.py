@@ -104,7 +104,8 @@ def _alive(
         changed = replace(job, recipe=recipe, layers=job.layers if layers is None else (layers,))
         layout = inputs.texts.layouts[inputs.text_of[pair]] if inputs.texts else None
         image_tokens = ImageTokens(adapter.prefix, adapter.grid(recipe.stream, changed.layers[0], inputs.images))
-        token_maps(changed, found, pair, select(recipe, layout, image_tokens, job.phrase, job.occurrence))
+        stream = adapter.anatomy.stream(recipe.stream)
+        token_maps(changed, found, pair, select(recipe, layout, image_tokens, job.phrase, job.occurrence, stream))
     except (EvidenceError, RecipeError, KeyError):
         return False
     return True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlcam.anatomy import StreamAnatomy
 from vlcam.choices import ATTENTION_SITES
 from vlcam.errors import RecipeError
 from vlcam.recipe import Recipe
@@ -105,8 +106,7 @@ def select(
     tokens: ImageTokens,
     phrase: str | None,
     occurrence: int | None,
-    *,
-    learned: int = 0,
+    stream: StreamAnatomy | None = None,
 ) -> Selection:
     """Find the tokens.
 
@@ -116,7 +116,7 @@ def select(
         tokens: the image tokens.
         phrase: the phrase, for `queries='phrase'`.
         occurrence: which of several.
-        learned: how many learned queries a pooler has.
+        stream: the blocks that are read; for learned queries, and for text whose rows tell the next token.
 
     Raises:
         RecipeError: an index that the text does not have, a token that the image does not have, or no row is left.
@@ -134,6 +134,7 @@ def select(
         return Selection((), pool, tokens.patches, (), span, dropped, tokens.grid)
     pool = tokens.patches if recipe.heads == "channels" else ()
     if recipe.stream == "pooler":
+        learned = 0 if stream is None else stream.queries
         slots: Sequence[int] = _index_list(recipe, learned) or range(learned)
         return Selection(slots, pool, tokens.patches, (), span, dropped, tokens.grid)
     if recipe.site == "F2" or layout is None:
@@ -141,7 +142,7 @@ def select(
         if recipe.weighting == "head_weights" and recipe.gradient_tokens == "all":
             pool = tokens.chosen("all", recipe.exclude)
         return Selection(rows, pool, tokens.patches, (), span, dropped, tokens.grid)
-    return _crossed(recipe, layout, tokens, pool, dropped, phrase, occurrence)
+    return _crossed(recipe, layout, tokens, pool, dropped, phrase, occurrence, stream)
 
 
 def _image_rows(recipe: Recipe, tokens: ImageTokens) -> Sequence[int]:
@@ -162,6 +163,7 @@ def _crossed(
     dropped: list[dict[str, Any]],
     phrase: str | None,
     occurrence: int | None,
+    stream: StreamAnatomy | None,
 ) -> Selection:
     """The rows of text that looks at the image."""
     span = find_phrase(layout, phrase, occurrence) if phrase is not None else None
@@ -174,8 +176,9 @@ def _crossed(
     if hidden:
         raise RecipeError(f"queries={recipe.queries!r}: rows {hidden} are special tokens, which exclude leaves out")
     words = layout.words
-    if recipe.target == "caption":  # a token is told by the row of the one before it
-        rows, words = tuple(row - 1 for row in rows if row), tuple(_before(word) for word in words)
+    if stream is not None and stream.tells_next:  # rows that are given by number are taken as they are
+        rows = rows if isinstance(recipe.queries, tuple) else tuple(row - 1 for row in rows if row)
+        words = tuple(_before(word) for word in words)
     return Selection(rows, pool, tokens.patches, words, span, dropped, tokens.grid)
 
 

@@ -64,6 +64,7 @@ class Target:
             compare texts: the text of every pair.
         custom: the user's own target behind it, if any.
         region: for a head of the kind `pixels`, where; None for the places that the model gives to the class.
+        part: what of a text that is written counts, in words; empty for all of it.
         weights: regions [P, H, W] on the model's input; or which texts each pair is compared with, [P, T]; or which
             tokens of a text that is written count, [P, N].
         reads_classes: makes `read` for other classes and weights.
@@ -80,6 +81,7 @@ class Target:
     classes: tuple[int | None, ...] = (None,)
     custom: Custom | None = None
     region: Region | None = None
+    part: str = ""
     weights: Tensor | None = field(default=None, compare=False, repr=False)
     reads_classes: Callable[[Sequence[int | None], Tensor | None], Callable[[Tensor], Tensor]] | None = field(
         default=None, compare=False, repr=False

@@ -25,6 +25,8 @@ TOLERANCE = 1e-5
 # What may differ without a meaning: labels, how a choice was spelt, and what is compared elsewhere. An image's hash is
 # compared before it is explained again, the target's value is one of the scores.
 _LABELS = (
+    "text.written",
+    "answer.written",
     "image.name",
     "image.sha256",
     "run.modules",
