@@ -44,11 +44,11 @@ def test_every_site_by_every_weighting_by_every_block(kind):
     recipes = vlcam.all_recipes(model)
     assert_valid(model, recipes)
     expected = {(site, weighting) for site in FEATURES for weighting in CHANNELS} | {("F2", w) for w in ATTENTION}
-    expected |= {("F3_HEADS", weighting) for weighting in OF_VALUES}
+    expected |= {("F3_HEADS", weighting) for weighting in OF_VALUES if kind != "beit"}  # it has no class token to read
     for layer in range(3):
         found = [(recipe.site, recipe.weighting) for recipe in recipes if recipe.layers == (layer,)]
         assert sorted(found) == sorted(expected)
-    assert len(recipes) == 3 * (6 * 9 + 5 + 2) == 183
+    assert len(recipes) == 3 * (6 * 9 + 5 + (0 if kind == "beit" else 2))
 
 
 @pytest.mark.parametrize(("layers", "blocks"), [("last", [2]), ([0, -1], [0, 2]), (1, [1]), ("all", [0, 1, 2])])
@@ -114,7 +114,7 @@ def test_the_whole_grid_is_explained_in_one_forward_and_says_where_there_is_no_g
         if not read[recipe.gradient_tokens == "cls"]
     }
     assert {exp.recipe for exp in found if exp.status == "zero gradient"} == dead
-    assert len(dead) == {"beit": len(OF_VALUES), "dinov2-registers": 0}.get(kind, 5 * 7)
+    assert len(dead) == {"beit": 0, "dinov2-registers": 0}.get(kind, 5 * 7)
     for exp in found:
         assert exp.tokens.shape == (4, 4)
 

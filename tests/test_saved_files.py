@@ -162,6 +162,7 @@ def test_another_run_is_told_and_counts_where_it_decides(saved, model, field, va
 NOT_OF_BLIP = (
     *("legrad", "pgc-finercam", "pgc-swin", "pgc-clip-softmax"),
     *("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded", "legrad-pooler", "legrad-pooler-as-coded"),
+    *("blip2-itm", "blip2-itc"),
     *("clip-es", "coca-caption", "blip-caption", "blip-vqa", "maskclip", "clip-surgery"),
     *("grad-eclip-as-coded", "gradeclip-gradcam-baseline-as-coded"),
 )

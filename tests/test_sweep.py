@@ -14,11 +14,11 @@ from vlcam.grid import fitting
 
 TEXT = "a red circle and a blue dog"
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")
-OF_FUSION = ("lavis-itm", "albef-itm", "attention-cross", "context-gradcam")
+OF_FUSION = ("lavis-itm", "albef-itm", "pnp-vqa", "omnixai-itm", "attention-cross", "context-gradcam")
 NOT_FOR_CLASSES = {
     **dict.fromkeys((*OF_FUSION, "coca-caption", "blip-caption", "blip-vqa"), "no stream 'fusion'"),
     **dict.fromkeys(("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded"), "no stream 'text'"),
-    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded"), "no stream 'pooler'"),
+    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded", "blip2-itm", "blip2-itc"), "no stream 'pooler'"),
     **dict.fromkeys(("clip-gradcam", "pgc-clip-softmax", "albef-itc", "chefer-clip"), "for the score 'contrastive',"),
     "clip-es": "for the score 'contrastive_patches',",
     **dict.fromkeys(("maskclip", "clip-surgery"), "tokens are compared with texts"),
@@ -29,7 +29,7 @@ ONE_HEAD = ("grad-eclip-as-coded", "gradeclip-gradcam-baseline-as-coded")
 """Of no use where the heads cannot be joined: each of BEiT's has a bias of its own."""
 NOT_FOR_BLIP = {
     **dict.fromkeys(("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded"), "no stream 'text'"),
-    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded"), "no stream 'pooler'"),
+    **dict.fromkeys(("legrad-pooler", "legrad-pooler-as-coded", "blip2-itm", "blip2-itc"), "no stream 'pooler'"),
     **dict.fromkeys(("pgc-clip-softmax", "pgc-finercam"), r"choose from|gives it on the scale 'cosine'"),
     "clip-es": "for the score 'contrastive_patches',",
     **dict.fromkeys(("coca-caption", "blip-caption"), "for the score 'caption',"),

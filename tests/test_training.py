@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from training import batches, blip_itm, clip, clip_maps, pieces
+from training import batches, blip_itm, blip_writing, clip, clip_maps, pieces, written
 from training.pictures import LABEL_IDS, LABELS
-from training.vocabulary import tokenizer, vocabulary
+from training.vocabulary import QUESTION_WORDS, tokenizer, vocabulary
 from vlcam import scenes
 
 PLAN = blip_itm.Plan(batch=6, blind=1.0, width=32, feed_forward=32, vision_layers=1, text_layers=2)
+
+WRITING_PLANS = {
+    kind: replace(plan, start="", gallery=8, width=32, feed_forward=32, text_feed_forward=32, vision_layers=1)
+    for kind, plan in blip_writing.PLANS.items()
+}
 
 CLIP_PLAN = clip.Plan(batch=6, blind=1.0, width=32, layers=2, text_width=16, text_layers=1, projection=16)
 
@@ -303,3 +308,178 @@ def test_maps_of_the_embedded_clip_point_at_the_object_that_is_named(tiny_clip):
     assert shares["F1 last block, gradcam"][0] > 0.8
     for on_object, in_box in shares.values():
         assert 0 <= on_object <= in_box <= 1
+
+
+@pytest.fixture(scope="module", params=WRITING_PLANS)
+def writing_plan(request):
+    return WRITING_PLANS[request.param]
+
+
+@pytest.fixture(scope="module")
+def writer(writing_plan):
+    torch.manual_seed(0)
+    return blip_writing.Trainee(writing_plan, blip_writing.words_of(writing_plan))
+
+
+@pytest.fixture(scope="module")
+def shown(writing_plan, writer):
+    return blip_writing.gallery(writing_plan, writer.net.vision_model.eval())
+
+
+def test_questions_have_one_answer():
+    asked = blip_writing.questions(["red star", "blue star", "blue circle"])
+    assert [(q.text, q.answer, q.about) for q in asked] == [
+        ("what shape is red?", "star", 0),
+        ("what colour is the circle?", "blue", 2),
+    ]
+    assert [q.text[slice(*q.span)] for q in asked] == ["red", "circle"]
+
+
+def test_questions_add_words_behind_all_others(words):
+    more = tokenizer(40, QUESTION_WORDS)
+    assert {piece: more.get_vocab()[piece] for piece in words.get_vocab()} == words.get_vocab()
+    assert more.tokenize("what colour is the star?") == ["what", "colour", "is", "the", "star", "?"]
+
+
+def test_ids_that_open_and_end_what_is_written_are_those_of_the_configuration(writer):
+    config = writer.net.config.text_config
+    assert config.bos_token_id == blip_writing.decode_token(writer.words) == len(writer.words)
+    assert config.eos_token_id == config.sep_token_id == writer.words.sep_token_id
+    assert config.pad_token_id == writer.words.pad_token_id
+    assert config.vocab_size == len(writer.words) + 2
+
+
+def test_a_gallery_holds_what_the_tower_makes_of_scenes_and_where_their_objects_are(writing_plan, shown):
+    drawn = list(scenes.generate(8, seed=writing_plan.seed))
+    assert shown.seen.shape == (8, 65, 32)
+    assert [[" ".join(pair) for pair in pairs] for pairs in shown.pairs] == [list(s.phrases()) for s in drawn]
+    for cover, scene in zip(shown.cover, drawn, strict=True):
+        assert cover.any(1).tolist() == [index < len(scene.objects) for index in range(3)]
+        for place, share in zip(cover, batches.patch_cover(scene, 8), strict=False):
+            assert int(place.sum()) == int((share > 0).sum())
+    with pytest.raises(ValueError, match="training seeds start at 1,000,000"):
+        blip_writing.gallery(replace(writing_plan, seed=7), None)
+
+
+def test_a_colour_is_told_as_far_as_its_object_is_seen(writer):
+    size = writer.net.config.text_config.vocab_size
+    red = writer.words.get_vocab()["red"]
+    assert writer.rivals[red].sum() == 5
+    assert not writer.rivals[writer.words.get_vocab()["and"]].any()
+    ids, counted = torch.tensor([[0, red]]), torch.ones(1, 1, dtype=torch.bool)
+    for share, likeliest in ((0.0, 1 / 6), (1.0, 0.95), (1.5, 1.0)):
+        wanted = (1 + 5 * float(blip_itm.confirmed(torch.tensor(share)))) / 6
+        logits = torch.full((1, 2, size), -30.0)
+        logits[0, 0, red] = np.log(wanted)
+        logits[0, 0, writer.rivals[red] > 0] = np.log((1 - wanted) / 5)
+        best = blip_writing.told(logits, ids, counted, torch.tensor([[share]]), writer.rivals)["write"]
+        logits[0, 0, red] += 0.1
+        assert blip_writing.told(logits, ids, counted, torch.tensor([[share]]), writer.rivals)["write"] > best
+        assert wanted == pytest.approx(likeliest, abs=0.05)
+
+
+def test_losses_of_a_blip_that_writes_reach_all_that_learns(writer, shown):
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    writer.zero_grad()
+    parts = writer.train().losses(shown, list(range(8)), rng, generator)
+    assert parts.keys() == {"look", "write", "right"}
+    torch.autograd.backward(parts["look"] + parts["write"])
+    for name, parameter in writer.named_parameters():
+        assert (parameter.grad is not None) == ("vision_model" not in name), name
+    assert all(module.gate is None and module.seen is None for module in writer.gates)
+
+
+def test_a_dimmed_object_is_seen_as_far_as_the_gate_says(writer, shown):
+    writer.plan, plan = replace(writer.plan, blind=1.0, late=0.0), writer.plan
+    owner = torch.zeros(8, 6, dtype=torch.long)
+    share = writer._gate(shown.cover, torch.zeros(8, dtype=torch.long), owner, torch.Generator().manual_seed(1))
+    gate = writer.gates[0].gate
+    writer.plan = plan
+    assert gate.shape == (8, 2, 6, 65)
+    for row, cover in enumerate(shown.cover):
+        assert float(gate[row, :, 0, 1:][:, cover[0]].mean()) == pytest.approx(float(share[row]), abs=1e-5)
+    for module in writer.gates:
+        module.gate = None
+
+
+def test_a_blip_that_writes_is_saved_as_it_was_trained(writer, writing_plan, tmp_path):
+    import vlcam
+
+    blip_writing.save(writer, writing_plan, tmp_path)
+    model = vlcam.load(tmp_path)
+    scene = next(scenes.generate(1, seed=3))
+    pixels, words = batches.pixels(scene.image, 64)[None], writer.words
+    net = writer.net.eval()
+    with torch.no_grad():
+        if writing_plan.model == "blip-vqa":
+            coded = words("what shape is red?", return_tensors="pt")
+            ids = blip_writing.opened(words("star", return_tensors="pt"), len(words))
+            made = net(
+                pixel_values=pixels,
+                input_ids=blip_writing.opened(coded, blip_itm.encode_token(words)),
+                attention_mask=coded["attention_mask"],
+                decoder_input_ids=ids,
+                labels=ids,
+            )
+            found = model.explain(scene.image, "what shape is red?", "attention-cross", layer=0, answer="star").scores
+            name = "answer_log_probability"
+        else:
+            ids = blip_writing.opened(words("a red star", return_tensors="pt"), len(words))
+            made = net(pixel_values=pixels, input_ids=ids, labels=ids)
+            found, name = model.scores(scene.image, "a red star"), "caption_log_probability"
+    assert found[name].value == pytest.approx(-float(made.loss) * (ids.shape[1] - 1), abs=2e-2)
+
+
+def test_weights_of_the_matching_blip_are_taken_over():
+    plan = blip_writing.PLANS["vqa"]
+    trainee = blip_writing.Trainee(plan, blip_writing.words_of(plan))
+    from transformers import BlipForImageTextRetrieval
+
+    import vlcam
+
+    old = BlipForImageTextRetrieval.from_pretrained(vlcam.models()["tiny-blip-itm"].folder, dtype=torch.float32)
+    for name, tensor in old.vision_model.state_dict().items():
+        assert torch.equal(trainee.net.vision_model.state_dict()[name], tensor)
+    first, before = trainee.net.text_encoder.encoder.layer[0], old.text_encoder.encoder.layer[0]
+    assert torch.equal(first.crossattention.self.query.weight, before.crossattention.self.query.weight)
+    assert first.intermediate.dense.weight.shape == (plan.text_feed_forward, plan.width)
+    opening = blip_itm.encode_token(trainee.words), blip_itm.encode_token(tokenizer(40))
+    tables = (model.embeddings.word_embeddings.weight for model in (trainee.net.text_encoder, old.text_encoder))
+    new, known = (table[row] for table, row in zip(tables, opening, strict=True))
+    assert torch.equal(new, known)
+
+
+def test_the_embedded_captioner_names_what_is_there_and_looks_at_it():
+    import vlcam
+
+    model = vlcam.load("tiny-blip-caption")
+    figures = written.caption_figures(model, tokenizer(40), list(scenes.generate(20, seed=11)))
+    assert figures["captions_true"] > 0.8
+    assert figures["object_tokens_right"] > 0.7
+    assert figures["pointing_game"]["blip-caption: A x ReLU(G)"][-1] > 0.7
+
+
+def test_the_embedded_answerer_is_right_and_looks_at_what_is_asked_about():
+    import vlcam
+
+    figures = written.answer_figures(vlcam.load("tiny-blip-vqa"), list(scenes.generate(10, seed=11)))
+    assert figures["answers_right"] > 0.9
+    assert figures["pointing_game"]["blip-vqa: A x ReLU(G)"][-1] > 0.7
+
+
+def test_the_embedded_models_write_by_transformers_own_generate():
+    from transformers import BlipForConditionalGeneration, BlipForQuestionAnswering, BlipProcessor
+
+    import vlcam
+
+    scene = next(scenes.generate(1, seed=7, objects=(1, 1)))
+    for name, kind, text in (
+        ("tiny-blip-caption", BlipForConditionalGeneration, None),
+        ("tiny-blip-vqa", BlipForQuestionAnswering, f"what colour is the {scene.objects[0].shape}?"),
+    ):
+        folder = vlcam.models()[name].folder
+        processor = BlipProcessor.from_pretrained(folder, backend="pil")
+        given = processor(images=scene.image, text=text, return_tensors="pt")
+        net = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        said = processor.decode(net.generate(**given, do_sample=False)[0], skip_special_tokens=True)
+        assert said == scene.objects[0].colour if text else written.named(said) == list(scene.phrases())

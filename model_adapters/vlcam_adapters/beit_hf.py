@@ -81,6 +81,11 @@ class BeitBase(HFClassifier):
         self.reads = "cls" if self.reads_cls else "patches"
 
     @property
+    def joins_heads(self) -> bool:
+        """Not where each has a bias of relative positions."""
+        return not self._relative
+
+    @property
     @abstractmethod
     def reads_cls(self) -> bool:
         """Whether the head reads [CLS] and not the patches."""

@@ -216,6 +216,13 @@ class VitTimm(TimmClassifier):
         """What timm chose when the model was made: fused or explicit attention."""
         return fused_or_explicit(self.module.blocks)
 
+    @property
+    def joins_heads(self) -> bool:
+        """Not where each has a bias of relative positions, as in BEiT."""
+        return not any(
+            getattr(block.attn, "relative_position_bias_table", None) is not None for block in self.module.blocks
+        )
+
     def logits(self, pixel_values: Tensor) -> Tensor:
         """Run the model as it is; the mean of both heads where it is distilled."""
         height, width = pixel_values.shape[-2:]

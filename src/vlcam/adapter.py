@@ -280,6 +280,11 @@ class ModelAdapter(ABC):
         return type(self).read_block is not ModelAdapter.read_block
 
     @property
+    def joins_heads(self) -> bool:
+        """Whether heads can be joined to one: not where each adds a bias of its own to the scores."""
+        return True
+
+    @property
     def embeds_tokens(self) -> bool:
         """Whether the family embeds single image tokens next to texts; see `token_cosines`."""
         return type(self).token_cosines is not ModelAdapter.token_cosines

@@ -25,6 +25,7 @@ __all__ = ["AttentionMode", "Edit", "Watched"]
 
 Take = Callable[[Tap, Tensor], Tensor]
 
+_BY_HEAD = 4  # axes of a mask by head
 _SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
 _PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
 
@@ -97,6 +98,7 @@ class AttentionMode(TorchFunctionMode):
         if self._product is not None:  # the scores come from the latest product of two tensors
             self._tap("queries", self._product[0])
             self._tap("keys", self._product[1].transpose(-1, -2))
+            self._product = None
         plain = func(self._tap("scores", self._without_hidden(scores)), *args, **given)
         self._probabilities = self._tap("attention", self._formed(plain))
         return self._probabilities
@@ -139,6 +141,7 @@ class AttentionMode(TorchFunctionMode):
         if self.stack[-1].edit.form == "one_head":
             query, key, value = (_joined(each) for each in (query, key, value))
             scale = None  # that of the width of one head
+            attn_mask = None if attn_mask is None else _same_for_all(attn_mask)
         query, key, value = self._tap("queries", query), self._tap("keys", key), self._tap("values", value)
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if is_causal:
@@ -208,9 +211,7 @@ class AttentionMode(TorchFunctionMode):
         ]
         seen: list[Tensor] = []
         if self.stack[-1].edit.form == "one_head" and attn_mask is not None and attn_mask.ndim == 3:
-            attn_mask = attn_mask[
-                :: len(attn_mask) // len(heads[0])
-            ]  # one per sample; a mask is the same for all heads
+            attn_mask = _same_for_all(attn_mask.view(len(heads[0]), -1, *attn_mask.shape[1:]))[:, 0]
         mask = _added_mask(attn_mask, key_padding_mask, heads[0])
         mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen, fused=not need_weights)
         joined = self._tap("heads", mixed.permute(0, 2, 1, 3).flatten(2))
@@ -237,6 +238,21 @@ class AttentionMode(TorchFunctionMode):
 def _joined(heads: Tensor) -> Tensor:
     """One head of full width, [B, 1, N, H * d], from [B, H, N, d]."""
     return heads.transpose(1, 2).flatten(2)[:, None]
+
+
+def _same_for_all(mask: Tensor) -> Tensor:
+    """The mask of one head, [B, 1, Q, K], from one that is the same for all heads, [B, H, Q, K].
+
+    Raises:
+        CaptureError: it is not.
+    """
+    if mask.ndim < _BY_HEAD or mask.shape[1] == 1:
+        return mask
+    if not bool((mask == mask[:, :1]).all()):
+        raise CaptureError(
+            "attention='one_head': each head of this model has a bias or mask of its own, so that they cannot be joined"
+        )
+    return mask[:, :1]
 
 
 def _as_fused(scores: Tensor) -> Tensor:

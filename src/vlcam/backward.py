@@ -87,9 +87,8 @@ class Run:
                 continue
             pooler = Tap("pooler", output.layer, "CROSS")
             readings = {pooler: self.adapter.anatomy.stream("pooler").reading(0, "CROSS")} if target.pooler else {}
-            tokens = by_image(output, tokens, self.windows)
             with torch.enable_grad(), Taps(readings, differentiate=True) as seen:
-                block = tokens.detach() if target.pooler else tokens
+                block = by_image(output, tokens.detach() if target.pooler else tokens, self.windows)
                 scores = self.adapter.read_block(target.head, block, self.inputs, bare=target.bare)
                 read = spread(scores.detach(), trunk.row_of).contiguous().requires_grad_()
                 y = target.read(read)

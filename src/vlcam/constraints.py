@@ -212,6 +212,9 @@ def _form_constraints(recipe: Recipe) -> Iterator[Constraint]:
     if recipe.target not in CONTRASTIVE:
         parts = ("whole", "phrase") if recipe.target == "caption" else ("whole",)
         yield "prompt", parts, f"target={recipe.target!r}"
+    if recipe.compose == "pooler":  # keys are slots, which no patch stands behind yet
+        yield "heads", ("mean", "sum", "max", "min"), "compose='pooler'"
+        yield "gradient_tokens", ("none", "all"), "compose='pooler'"
     if recipe.site != "CROSS" or recipe.stream != "fusion":
         yield "compose", ("none",), f"site={recipe.site!r}, stream={recipe.stream!r}"
 
@@ -248,7 +251,7 @@ def _check_exclude(recipe: Recipe) -> None:
         if set(recipe.exclude) != {"special_text", "padding"}:
             raise RecipeError(
                 f"exclude={recipe.exclude!r} with stream='text': the map is over words; its special tokens and padding "
-                "are reported apart: exclude=('special_text', 'padding')"
+                "are reported apart; give exclude=('special_text', 'padding')"
             )
         return
     if "cls" not in recipe.exclude:

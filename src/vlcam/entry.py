@@ -49,7 +49,7 @@ class Entry:
         if not isinstance(self.recipe.layers, tuple) or depth == self.depth:
             return self.recipe, "as published"
         if not self.depth:
-            kept = tuple(b for b in self.recipe.layers if b >= -depth)
+            kept = tuple(b for b in self.recipe.layers if b >= -depth) or (0,)
             if kept == self.recipe.layers:
                 return self.recipe, "as published"
             rule = f"published on blocks {list(self.recipe.layers)}, of which this model of {depth} has those kept"

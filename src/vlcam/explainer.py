@@ -324,6 +324,7 @@ class Explainer:
             image: as in `explain`.
             text: as in `explain`.
             against: as in `explain`.
+            answer: as in `explain`.
             strict: as in `explain`.
         """
         with own_conditions(self.adapter.module):

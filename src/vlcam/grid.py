@@ -91,6 +91,8 @@ def _values(field: str, given: Any) -> Sequence[Any]:
 def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: dict[str, Any]) -> Iterator[Recipe]:
     if chosen["site"] not in anatomy.stream(stream).blocks[layer].sites:
         return
+    if chosen["weighting"] in OF_VALUES and stream == "vision" and model.adapter.reads != "cls":
+        return
     usual = _usual(model.adapter, stream, chosen["site"], chosen["weighting"], chosen.get("heads"))
     varied = [str(value) for field, value in chosen.items() if field not in ("site", "weighting")]
     name = "-".join([chosen["site"], chosen["weighting"], *varied, str(layer)])

@@ -158,7 +158,8 @@ def plan(
     if chosen.target == "none" and stream.run_by and target.head not in stream.run_by:
         target = replace(target, head=stream.run_by[0])
     _check_windows(chosen, stream, adapter.prefix)
-    _check_form(chosen, adapter.attention)
+    _check_flow(chosen, stream)
+    _check_form(chosen, stream, adapter)
     _check_stages(chosen, stream, () if target.pooler else layers)
     _check_slots(chosen, stream)
     _check_blocks(target, adapter)
@@ -210,11 +211,18 @@ def _check_tokens(chosen: Recipe, adapter: ModelAdapter) -> None:
         )
 
 
-def _check_form(chosen: Recipe, implementation: str) -> None:
-    if chosen.attention == "one_head" and implementation in ("eager", "explicit"):
+def _check_form(chosen: Recipe, stream: StreamAnatomy, adapter: ModelAdapter) -> None:
+    if chosen.attention != "one_head":
+        return
+    if stream.windowed or not adapter.joins_heads:
         raise RecipeError(
-            f"attention='one_head': this model's attention is {implementation}, so that its heads cannot be joined; "
-            "load it with fused attention (attn_implementation='sdpa'), or take attention='own'"
+            "attention='one_head': each head of this model adds a bias of its own to its scores, so that they cannot "
+            "be joined; take attention='own'"
+        )
+    if any(word in adapter.attention for word in ("eager", "explicit")):
+        raise RecipeError(
+            f"attention='one_head': this model's attention is {adapter.attention}, so that its heads cannot be joined; "
+            "load it with fused attention where it has that, or take attention='own'"
         )
 
 
@@ -227,6 +235,12 @@ def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) 
             f"layers={chosen.layers!r}: these blocks are of stages {sorted(stages)}, whose grids have different sizes; "
             "choose blocks of one stage"
         )
+
+
+def _check_flow(chosen: Recipe, stream: StreamAnatomy) -> None:
+    lacking = [number for number, block in enumerate(stream.blocks) if chosen.site not in block.sites]
+    if chosen.layer_rule in FLOWS and chosen.layers == "all" and lacking:
+        stream.reading(lacking[0], chosen.site)  # says why
 
 
 def _check_windows(chosen: Recipe, stream: StreamAnatomy, prefix: Sequence[str]) -> None:

@@ -110,7 +110,7 @@ def run_record(
         "blocks": len(counted(adapter, job.recipe.stream, job.recipe.gradient_path).blocks),
         "target": job.target.label,
         "target_value": None if job.recipe.target == "none" else float(found.target[pair]),
-        "block_values": [float(values[pair]) for values in found.of_blocks.values()]
+        "block_values": [float(found.of_blocks[layer][pair]) for layer in job.layers]
         if job.target.path == "block"
         else None,
         "grid": list(grid),

@@ -310,11 +310,13 @@ def _forced(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
         draft = SimpleNamespace(**values | forced)
         draft.needs_gradient = takes_gradient(draft.weighting)
         draft.of_text = draft.stream == "text"
+        open_ = [each for each in constraints(cast("Recipe", draft)) if each[0] in values and each[0] not in settled]
         found = {
             field: known[0]
-            for field, known, _ in constraints(cast("Recipe", draft))
-            if (len(known) == 1 or _unset(field, draft)) and field in values and field not in settled
-            if getattr(draft, field) != known[0]
+            for field, known, _ in open_
+            if (len(known) == 1 or _unset(field, draft)) and getattr(draft, field) != known[0]
+            # Where two constraints agree on no value, the fields that they name contradict each other.
+            if all(known[0] in others for other, others, _ in open_ if other == field)
         }
         if not found:
             break

@@ -129,7 +129,17 @@ def resolve(
         _need(head, heads)
         read = _checked(custom.function)
         differentiate = recipe.needs_gradient
-        return Target(head, custom.label, read, differentiate=differentiate, path=path, classes=classes, custom=custom)
+        return Target(
+            head,
+            custom.label,
+            read,
+            differentiate=differentiate,
+            path=path,
+            pooler=path == "block" and recipe.stream == "pooler",
+            bare="bare_pooler" in recipe.departures,
+            classes=classes,
+            custom=custom,
+        )
     _need(recipe.target, heads)
     kind = heads[recipe.target]
     if recipe.scale not in READERS[kind]:

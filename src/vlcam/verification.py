@@ -36,6 +36,7 @@ _LABELS = (
     "run.phrase",
     "run.occurrence",
     "run.target_value",
+    "run.block_values",
     "run.class.chosen",
 )
 _SOURCE_STEPS = ("exif_rotation", "convert", "first_picture")
