@@ -95,16 +95,17 @@ others = [f"{colour} {shape}" for colour in colours for shape in shapes if f"{co
 prompts = [first, second, *others][:10]
 ten = model.explain(scene.image, prompts)
 for found in sorted(ten, key=lambda found: -found.scores["contrastive_cosine"].value):
-    on = [item.phrase for item in scene.objects if item.mask[found.peak()[1], found.peak()[0]]]
     cosine, share = (found.scores[f"contrastive_{name}"] for name in ("cosine", "probability"))
-    print(
-        f"{found.text:<16} cosine {cosine.value:6.3f}   {share.kind}: {share.value:.3f}   peak on {on or 'background'}"
-    )
+    where = found.status
+    if where == "ok":
+        x, y = found.peak()
+        where = next((f"peak on {item.phrase}" for item in scene.objects if item.mask[y, x]), "peak on the background")
+    print(f"{found.text:<16} cosine {cosine.value:6.3f}   {share.kind}: {share.value:.3f}   {where}")
 
 # %% [markdown]
 """
-A prompt that names nothing in the scene has a map too: it shows where the cosine would rise. Look at the score before
-you look at the map.
+A prompt that names nothing in the scene has a map too, or none with anything positive in it: a map shows where the
+cosine would rise. Look at the score before you look at the map.
 
 ## On which scale?
 

@@ -94,8 +94,8 @@ class BlipAdapter(ModelAdapter):
             raise AdapterError(f"expected {cls.family.__name__}, found {type(module).__name__}")
         if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
             raise AdapterError(
-                f"processor={type(processor).__name__}: BLIP needs its {cls.processor.__name__}, for the tokenizer and "
-                "the image size; vlcam.wrap(model, processor)"
+                f"processor={type(processor).__name__}: BLIP needs its processor, for the tokenizer and the image "
+                f"size: vlcam.wrap(model, {cls.processor.__name__}.from_pretrained(...))"
             )
         return cls(module, processor, **options)
 
