@@ -45,8 +45,9 @@ format: $(READY) ## bring the code into its one layout
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure cost in units of the model's own forward
+bench: $(READY) $(LAVIS_READY) ## measure cost in units of the model's own forward
 	$(BIN)/python -m benchmarks itm
+	$(LAVIS)/python -m benchmarks itm --lavis
 	$(BIN)/python -m benchmarks vit
 	$(BIN)/python -m benchmarks swin
 	$(BIN)/python -m benchmarks clip
@@ -80,6 +81,10 @@ train: $(READY) ## train the embedded models from their seeds, a few hours on tw
 	$(BIN)/python -m training.clip --run first --out runs/tiny-clip-first
 	$(BIN)/python -m training.clip --run last --out runs/tiny-clip
 	$(BIN)/python -m training.publish runs/tiny-clip tiny-clip
+	$(BIN)/python -m training.blip_writing --run caption --out runs/tiny-blip-caption
+	$(BIN)/python -m training.publish runs/tiny-blip-caption tiny-blip-caption
+	$(BIN)/python -m training.blip_writing --run vqa --out runs/tiny-blip-vqa
+	$(BIN)/python -m training.publish runs/tiny-blip-vqa tiny-blip-vqa
 
 clean: ## forget the environment and what was made
 	rm -rf .venv .venv-lavis demo dist build

@@ -50,7 +50,8 @@ def table(*, rounds: int, device: str) -> str:
     model = vlcam.wrap(module, (None, None))
     pixels = torch.randn(3, SIDE, SIDE, device=device)
     forward = _forward(module, pixels)
-    texts = [f"{CAPTION} {'and a ball ' * count}".strip() for count in range(10)]
+    words = CAPTION.split()
+    texts = [" ".join(words[count:] + words[:count]) for count in range(10)]  # ten texts of one length
     jobs: dict[str, Callable[[], object]] = {
         "the model's own forward": forward,
         "the same once more, for the noise of this table": forward,
@@ -80,7 +81,7 @@ def table(*, rounds: int, device: str) -> str:
 
 def _tokenizer() -> Any:
     """As LAVIS makes it, of few words: filled up to BERT's 30,522, so that [DEC] and [ENC] have their usual ids."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "and", *dict.fromkeys(CAPTION.split())]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(CAPTION.split())]
     words += [f"[unused{index}]" for index in range(len(words), 30522)]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "vocab.txt"

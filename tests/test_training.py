@@ -356,7 +356,7 @@ def test_a_gallery_holds_what_the_tower_makes_of_scenes_and_where_their_objects_
     for cover, scene in zip(shown.cover, drawn, strict=True):
         assert cover.any(1).tolist() == [index < len(scene.objects) for index in range(3)]
         for place, share in zip(cover, batches.patch_cover(scene, 8), strict=False):
-            assert int(place.sum()) == int((share > 0).sum())
+            assert float(place.sum()) == pytest.approx(float(share.sum()), rel=1e-5)
     with pytest.raises(ValueError, match="training seeds start at 1,000,000"):
         blip_writing.gallery(replace(writing_plan, seed=7), None)
 
@@ -397,7 +397,7 @@ def test_a_dimmed_object_is_seen_as_far_as_the_gate_says(writer, shown):
     writer.plan = plan
     assert gate.shape == (8, 2, 6, 65)
     for row, cover in enumerate(shown.cover):
-        assert float(gate[row, :, 0, 1:][:, cover[0]].mean()) == pytest.approx(float(share[row]), abs=1e-5)
+        assert float(gate[row, :, 0, 1:][:, cover[0] > 0].mean()) == pytest.approx(float(share[row]), abs=1e-5)
     for module in writer.gates:
         module.gate = None
 
