@@ -455,8 +455,8 @@ def test_the_embedded_captioner_names_what_is_there_and_looks_at_it():
     model = vlcam.load("tiny-blip-caption")
     figures = written.caption_figures(model, tokenizer(40), list(scenes.generate(20, seed=11)))
     assert figures["captions_true"] > 0.8
-    assert figures["object_tokens_right"] > 0.7
-    assert figures["pointing_game"]["blip-caption: A x ReLU(G)"][-1] > 0.7
+    assert figures["object_tokens_right"] > 0.8
+    assert figures["pointing_game"]["blip-caption: A x ReLU(G)"][-1] > 0.85
 
 
 def test_the_embedded_answerer_is_right_and_looks_at_what_is_asked_about():
@@ -464,7 +464,7 @@ def test_the_embedded_answerer_is_right_and_looks_at_what_is_asked_about():
 
     figures = written.answer_figures(vlcam.load("tiny-blip-vqa"), list(scenes.generate(10, seed=11)))
     assert figures["answers_right"] > 0.9
-    assert figures["pointing_game"]["blip-vqa: A x ReLU(G)"][-1] > 0.7
+    assert figures["pointing_game"]["blip-vqa: A x ReLU(G)"][0] > 0.9
 
 
 def test_the_embedded_models_write_by_transformers_own_generate():
@@ -481,5 +481,5 @@ def test_the_embedded_models_write_by_transformers_own_generate():
         processor = BlipProcessor.from_pretrained(folder, backend="pil")
         given = processor(images=scene.image, text=text, return_tensors="pt")
         net = kind.from_pretrained(folder, dtype=torch.float32).eval()
-        said = processor.decode(net.generate(**given, do_sample=False)[0], skip_special_tokens=True)
+        said = processor.decode(net.generate(**given, do_sample=False, max_new_tokens=30)[0], skip_special_tokens=True)
         assert said == scene.objects[0].colour if text else written.named(said) == list(scene.phrases())

@@ -13,11 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForImageClassification, AutoModelForSemanticSegmentation, CLIPModel, CLIPTokenizer
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSemanticSegmentation,
+    BertTokenizer,
+    CLIPModel,
+    CLIPTokenizer,
+)
 
 import vlcam
 from benchmarks import pointing
-from training import clip, clip_maps, maps, overlap, segmenter
+from training import clip, clip_maps, maps, overlap, segmenter, written
 from vlcam import scenes
 
 log = logging.getLogger("training")
@@ -29,6 +35,8 @@ CARD = Path(__file__).with_name("card.md")
 CARD_CLASSIFIER = Path(__file__).with_name("card_classifier.md")
 CARD_SEGMENTER = Path(__file__).with_name("card_segmenter.md")
 CARD_CLIP = Path(__file__).with_name("card_clip.md")
+CARD_CAPTION = Path(__file__).with_name("card_caption.md")
+CARD_VQA = Path(__file__).with_name("card_vqa.md")
 HELD_OUT = 200
 SHORT = {"vit": "ViT image classifier", "beit": "BEiT image classifier", "swin": "Swin image classifier"}
 SIZES = "{layers} blocks of width {width}, {heads} heads, {side} pixels, patches of {patch}"
@@ -272,6 +280,57 @@ def card_clip(name: str, figures: dict[str, Any]) -> str:
     )
 
 
+def publish_writer(run: Path, name: str) -> None:
+    """Copy, measure through vlcam, and write `figures.json` and the model card of a BLIP that writes."""
+    folder = EMBEDDED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED:
+        shutil.copyfile(run / file, folder / file)
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+    model = vlcam.load(folder)
+    if plan["model"] == "blip-vqa":
+        summary = "BLIP that answers, trained on scenes of coloured shapes: 'what colour is the star?'"
+        measured = written.answer_figures(model, held_out)
+    else:
+        summary = "BLIP that writes captions, trained on scenes of coloured shapes: 'a red circle and a blue square'"
+        measured = written.caption_figures(model, BertTokenizer.from_pretrained(folder), held_out)
+    figures = {
+        "summary": summary,
+        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "phrases": sum(len(s.objects) for s in held_out)},
+        **measured,
+        "chance": round(pointing.chance(held_out), 3),
+        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
+        "plan": plan,
+        "log_end": log_end(run),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card_writer(name, figures), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def card_writer(name: str, figures: dict[str, Any]) -> str:
+    """The model card of a BLIP that writes, Markdown, from the measured figures."""
+    depth = figures["plan"]["text_layers"]
+    plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
+    tables = {key: "\n".join(pointing.rows(figures[key])) for key in figures if key.startswith("pointing_game")}
+    text = CARD_VQA if figures["plan"]["model"] == "blip-vqa" else CARD_CAPTION
+    return text.read_text(encoding="utf-8").format(
+        **figures["plan"],
+        **plain,
+        **tables,
+        name=name,
+        megabytes=figures["bytes"] / 1e6,
+        scenes=figures["held_out"]["scenes"],
+        held_out_seed=figures["held_out"]["seed"],
+        phrases=figures["held_out"]["phrases"],
+        asked=figures.get("questions"),
+        layer_names=" | ".join(f"block {i}" for i in range(depth)),
+        rule="---|" * depth,
+        example_rows="\n".join("| " + " | ".join(row) + " |" for row in figures["examples"]),
+    )
+
+
 def log_end(run: Path) -> str:
     """The last line of a run's log that tells of a step."""
     lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
@@ -286,9 +345,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = json.loads((given.run / "plan.json").read_text(encoding="utf-8"))
-    way = {None: publish, "beit-seg": publish_segmenter, "clip": publish_clip}.get(
-        plan.get("model"), publish_classifier
-    )
+    way = {
+        None: publish,
+        "beit-seg": publish_segmenter,
+        "clip": publish_clip,
+        "blip-caption": publish_writer,
+        "blip-vqa": publish_writer,
+    }.get(plan.get("model"), publish_classifier)
     way(given.run, given.name)
 
 
