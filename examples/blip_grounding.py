@@ -30,10 +30,10 @@ print("  ".join(f"{name} {number}" for name, number in versions().items()))
 
 # %%
 def show(picture: PIL.Image.Image) -> Image:
-    """A PIL image at three times its size."""
+    """A PIL image, two to three times as large as a scene."""
     buffer = io.BytesIO()
-    picture.resize((3 * picture.width, 3 * picture.height)).save(buffer, "PNG")
-    return Image(buffer.getvalue())
+    picture.save(buffer, "PNG")
+    return Image(buffer.getvalue(), width=360)
 
 
 scene = next(scenes.generate(1, seed=11, start=18, objects=(2, 3)))

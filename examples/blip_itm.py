@@ -271,6 +271,27 @@ side_by_side(pictures, f"{phrase!r}, each by its own maximum", 1.0)
 
 # %% [markdown]
 """
+## ITM against ITC
+
+The contrastive score is another head with another path. It never runs cross-attention: the vision tower's class token
+is projected and compared with the text. So its maps come from the vision tower, and they need not agree with those of
+the matching head. `albef-itc` weights the class token's attention by the gradient of the cosine.
+"""
+
+# %%
+heads = {
+    "itm": model.explain(scene.image, phrase, "lavis-itm"),
+    "itc": model.explain(scene.image, phrase, "albef-itc", layer="last"),
+    "itc, grad-eclip": model.explain(scene.image, phrase, "grad-eclip"),
+}
+for name, found in heads.items():
+    run = found.provenance["run"]
+    print(f"{name:<16} {run['target']:<20} {run['stream']} block {run['layers']}   status: {found.status}")
+parts = {name: found.tokens / (abs(found.tokens).max() or 1) for name, found in heads.items()}
+side_by_side(parts, f"{phrase!r}, each by its own maximum", 1.0)
+
+# %% [markdown]
+"""
 ## A false caption
 
 `scenes.mismatch` changes one phrase so that the caption is false. The scores should fall. For each phrase the table
