@@ -338,7 +338,7 @@ def test_grad_eclip_text_as_coded(form, blocks):
     found = golden("r20-grad-eclip-text")
     several = {"layers": tuple(range(-blocks, 0)), "layer_rule": "sum", "relu": "none"} if blocks > 1 else {}
     plain = {"weighting": "value*gradient"} if form == "script_woksim" else {}
-    as_coded = plain | ({"departures": ()} if plain else {})
+    as_coded = plain | ({} if plain else {"departures": "padded_similarity"})
     exp = only(explained(found, "grad-eclip-text-as-coded", **several, **as_coded))
     published = found.values[f"text_map__{form}__n{blocks}"]
     assert_score(exp, found.values[f"score__n{blocks}"])
@@ -350,7 +350,7 @@ def test_grad_eclip_text_as_coded(form, blocks):
 def test_grad_eclip_text_scales_similarity_over_padding_too():
     """In the last block of this golden the extremes lie on the text itself, in the one before they do not."""
     found = golden("r20-grad-eclip-text")
-    choices = {"layers": (-2, -1), "layer_rule": "sum", "relu": "none", "departures": ()}
+    choices = {"layers": (-2, -1), "layer_rule": "sum", "relu": "none"}
     exp = only(explained(found, "grad-eclip-text-as-coded", **choices))
     assert np.abs(shares(exp) - found.values["text_map__notebook__n2"]).max() > 1e-3
 

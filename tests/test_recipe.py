@@ -58,7 +58,7 @@ FINGERPRINTS = {
     "grad-eclip": "r1-cc93a2b31037",
     "grad-eclip-as-coded": "r1-2fdfa13bc31b",
     "grad-eclip-text": "r1-52c07985db91",
-    "grad-eclip-text-as-coded": "r1-5f2f9a02bc70",
+    "grad-eclip-text-as-coded": "r1-ecdc05c80588",
     "legrad-pooler": "r1-65a6a3b83fdc",
     "legrad-pooler-as-coded": "r1-f7195922abc4",
     "maskclip": "r1-f7bd333eaab2",
@@ -905,7 +905,7 @@ def test_the_description_states_every_field_and_the_formula(recipe):
             ],
         ),
         ("grad-eclip-as-coded", ["F3_HEADS of vision last block, from there on with one head; "]),
-        ("grad-eclip-text-as-coded", ["gradient tokens pooled", "as coded: padded_similarity"]),
+        ("grad-eclip-text-as-coded", ["gradient tokens pooled", "from there on with one head"]),
         (
             "maskclip",
             [
@@ -1101,7 +1101,7 @@ FORMULAS = {
         "v = image embedding; y = cos(v, own text)",
         "G = dy/dA",
         "w[c] = G[i,c], i = the pooled token",
-        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over the whole context",
+        "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over tokens of the text",
         "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
         LAST_LINE_OF_TEXT,
     ],
@@ -1510,7 +1510,11 @@ def test_the_formula_of_a_named_recipe(recipe):
         (MASKCLIP, {"scale": "difference"}, "M[j] = cos(e[j], own text) - mean over other t of cos(e[j], t)"),
         (MASKCLIP, {"relu": "map"}, "M[j] = ReLU(cos(e[j], own text))"),
         (SURGERY, {"weighting": "similarity"}, "M[j] = cos(e[j], own text)"),
-        (CHEFER_TEXT, {"queries": "all"}, "M[j] = mean over t in all but special_text and padding of R[t,j]"),
+        (
+            CHEFER_TEXT,
+            {"queries": "all"},
+            "M[j] = mean over t in all tokens of the text (with start and end) of R[t,j]",
+        ),
         (LEGRAD, {"target": "class", "scale": "logit"}, "y = z[class]"),
         (
             LEGRAD,

@@ -307,7 +307,7 @@ class _DualEncoderHF(ModelAdapter):
         tensors = {"input_ids": found.ids.to(device)}
         if masked:
             tensors["attention_mask"] = found.mask.to(device)
-        return PreparedTexts(tensors, found.layouts, found.pooled)
+        return PreparedTexts(tensors, found.layouts, found.pooled, full=self.full)
 
 
 class ClipHF(_DualEncoderHF):

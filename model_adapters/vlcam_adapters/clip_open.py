@@ -284,7 +284,7 @@ class OpenClipAdapter(ModelAdapter):
     def _on_device(self, texts: PreparedTexts) -> PreparedTexts:
         device = self.module.logit_scale.device
         tensors = {name: tensor.to(device) for name, tensor in texts.tensors.items()}
-        return PreparedTexts(tensors, texts.layouts, texts.pooled)
+        return PreparedTexts(tensors, texts.layouts, texts.pooled, full=True)
 
 
 class ClipOpen(OpenClipAdapter):

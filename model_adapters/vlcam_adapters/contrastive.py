@@ -26,7 +26,7 @@ def similarities(images: Tensor, inputs: Inputs, *, scale: Tensor, bias: Tensor 
     if encoded is None:
         raise InputError("an image is scored with texts, but no text was given")
     cosines = images @ encoded.every.T
-    if encoded.own.requires_grad and len(images) == len(inputs.text_of):
+    if len(images) == len(inputs.text_of):
         own = (images * encoded.own).sum(-1, keepdim=True)
         index = torch.tensor(inputs.text_of, device=images.device)[:, None]
         cosines = cosines.scatter(1, index, own)

@@ -75,11 +75,13 @@ class PreparedTexts:
         tensors: [T, N] each, by name.
         layouts: each text's tokens, without padding.
         pooled: for each text, the position that its tower reads the text from; empty for a model without a text tower.
+        full: whether texts are padded to the context length, whatever other texts there are.
     """
 
     tensors: Mapping[str, Tensor]
     layouts: tuple[TextLayout, ...]
     pooled: tuple[int, ...] = ()
+    full: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ Take = Callable[[Tap, Tensor], Tensor]
 
 _BY_HEAD = 4  # axes of a mask by head
 _SOFTMAX = (softmax, torch.softmax, Tensor.softmax)
+_CASTS = (Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16)
 _PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
 
 
@@ -83,7 +84,10 @@ class AttentionMode(TorchFunctionMode):
                 self._product = args[0], args[1]
             elif func in _PRODUCTS and self._weights_values(args):
                 return func(args[0], self._tap("values", args[1]), *args[2:], **given)
-        return func(*args, **given)
+        made = func(*args, **given)
+        if self.stack and func in _CASTS and args and args[0] is self._probabilities:
+            self._probabilities = made
+        return made
 
     def _tap(self, what: Inside, tensor: Tensor) -> Tensor:
         tap = self.stack[-1].taps.get(what)

@@ -121,7 +121,7 @@ def capture(
     """
     streams, name = adapter.anatomy.streams, targets[0].head
     differentiate = any(target.differentiate for target in targets)
-    wanted = _wanted(taps, targets)
+    wanted = _wanted(taps, targets, streams)
     readings = {tap: streams[tap.stream].reading(tap.layer, tap.site) for tap in wanted}
     before = {tap: reading for tap, reading in readings.items() if streams[tap.stream].trunk}
     texts = {tap: reading for tap, reading in before.items() if tap.stream == "text"}
@@ -143,8 +143,11 @@ def capture(
             sides = [_side(shared, trunk.tensors, inputs.image_of, differentiate=differentiate)]
             context, _ = sides[0]
             if read is not None:
+                # Words are hidden in a pair's own text, and not in those that it is compared with.
+                hides = any(edit.hidden is not None for edit in edits.values())
+                whole = adapter.text_tower(inputs) if hides else read
                 sides.append(_side(read, tower.tensors, inputs.text_of, differentiate=differentiate))
-                inputs = replace(inputs, encoded=Encoded(read.detach(), sides[1][0]))
+                inputs = replace(inputs, encoded=Encoded(torch.as_tensor(whole).detach(), sides[1][0]))
             output = adapter.head(name, context, inputs)
             # Each target reads a copy: one that works in place must not change what others read.
             scalars = [target.read(output.clone()) for target in targets]
@@ -189,13 +192,14 @@ def _handed_on(streams: Mapping[str, StreamAnatomy], tensors: Mapping[Tap, Tenso
     return found
 
 
-def _wanted(taps: Sequence[Tap], targets: Sequence[Target]) -> dict[Tap, None]:
+def _wanted(taps: Sequence[Tap], targets: Sequence[Target], streams: Mapping[str, StreamAnatomy]) -> dict[Tap, None]:
     """What the pass itself taps; a target that is read at each block needs the output of every block besides."""
     if all(target.path != "block" for target in targets):
         return dict.fromkeys(taps)
     if any(target.pooler for target in targets):  # the pooler is tapped while it reads each block
         return dict.fromkeys(Tap("vision", tap.layer, "F6") for tap in taps)
-    return dict.fromkeys([*taps, *(Tap(tap.stream, tap.layer, "F6") for tap in taps)])
+    read = [tap for tap in taps if streams[tap.stream].trunk and tap.stream != "text"]
+    return dict.fromkeys([*taps, *(Tap(tap.stream, tap.layer, "F6") for tap in read)])
 
 
 def _side(

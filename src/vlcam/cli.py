@@ -129,7 +129,7 @@ def explain(
                 )
             several = isinstance(found, list)
             explanations = found if several else [found]
-            named_by = [f"{n:02d} {each.text}" if several else None for n, each in enumerate(explanations, start=1)]
+            named_by = [f"{n:02d} {_whole(each)}" if several else None for n, each in enumerate(explanations, start=1)]
             written = [
                 _write(each, out, path.stem, name, words=words, alpha=alpha, overwrite=overwrite)
                 for each, name in zip(explanations, named_by, strict=True)
@@ -475,6 +475,12 @@ def _write(
     except OSError as error:
         raise FileError(f"{str(out)!r}: results cannot be written ({error})") from None
     return files
+
+
+def _whole(explanation: Explanation) -> str:
+    """The text, and for a phrase that was read alone the text that it is of."""
+    record = explanation.provenance["text"]
+    return str(record.get("whole", record["given"]))
 
 
 def _refuse_existing(files: dict[str, Path], *, overwrite: bool) -> None:

@@ -166,10 +166,11 @@ def _aspect(explanation: Explanation) -> float:
 def _title(explanations: Sequence[Explanation], what: str) -> str:
     first = explanations[0]
     blocks = {tuple(explanation.provenance["run"]["layers"]) for explanation in explanations}
+    streams = dict.fromkeys(explanation.recipe.stream for explanation in explanations)
     where = f"block {_in_words(blocks.pop())}" if len(blocks) == 1 else "blocks as each recipe says"
     return (
         f"{first.subject}   {scores_line(first)}\n"
-        f"{what}, stream {first.recipe.stream}, {where}   {first.provenance['model']['id']}"
+        f"{what}, stream {' and '.join(streams)}, {where}   {first.provenance['model']['id']}"
     )
 
 

@@ -212,6 +212,8 @@ def _form_constraints(recipe: Recipe) -> Iterator[Constraint]:
     if recipe.target not in CONTRASTIVE:
         parts = ("whole", "phrase") if recipe.target == "caption" else ("whole",)
         yield "prompt", parts, f"target={recipe.target!r}"
+    elif recipe.weighting in COMPARING or recipe.gradient_path == "block":
+        yield "prompt", ("whole", "phrase"), f"{weighting}, gradient_path={recipe.gradient_path!r}"
     if recipe.compose == "pooler":  # keys are slots, which no patch stands behind yet
         yield "heads", ("mean", "sum", "max", "min"), "compose='pooler'"
         yield "gradient_tokens", ("none", "all"), "compose='pooler'"

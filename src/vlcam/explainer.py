@@ -169,7 +169,13 @@ class Explainer:
             raise RecipeError(f"empty={empty!r}: choose from 'raise', 'keep'")
         asked = self._asked(target)
         wanted = fitting(self.adapter) if recipes is None else recipes
-        jobs = [self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence) for each in wanted]
+        jobs = []
+        for each in wanted:
+            try:
+                jobs.append(self._plan(each, asked, {}, phrase=phrase, occurrence=occurrence))
+            except RecipeError:
+                if recipes is not None or phrase is None:  # by default, those that know phrases
+                    raise
         if recipes is None and against is None and _one_text(text):
             jobs = [job for job in jobs if not job.target.compares]
         asking = Asking(batch, progress)

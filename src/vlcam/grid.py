@@ -96,10 +96,14 @@ def _made(model: Explainer, anatomy: Anatomy, stream: str, layer: int, chosen: d
     usual = _usual(model.adapter, stream, chosen["site"], chosen["weighting"], chosen.get("heads"))
     varied = [str(value) for field, value in chosen.items() if field not in ("site", "weighting")]
     name = "-".join([chosen["site"], chosen["weighting"], *varied, str(layer)])
+    if anatomy.stream(stream).slots and chosen["site"] == "CROSS":
+        usual["compose"] = "pooler"
     try:
-        yield named("pgc-gradcam").recipe.replace(**usual | chosen | {"name": name, "stream": stream, "layers": layer})
+        made = named("pgc-gradcam").recipe.replace(**usual | chosen | {"name": name, "stream": stream, "layers": layer})
+        plan(model.adapter, made, {})
     except RecipeError:
         return
+    yield made
 
 
 def _usual(adapter: ModelAdapter, stream: str, site: str, weighting: str, heads: str | None) -> dict[str, Any]:

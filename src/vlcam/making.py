@@ -114,6 +114,8 @@ class Making:
         heads = {name: kind for name, kind in adapter.heads.items() if name not in adapter.readouts}
         known = {} if edited else {name: output for name, output in found.outputs.items() if name in heads}
         others = [head for head in heads if head not in known]
+        # What further heads read, without the tensors of the pass.
+        light = replace(found, activations={}, gradients={}, plain={}, windows={}, known={})
 
         @cache
         def fetch() -> dict[str, Tensor]:
@@ -122,18 +124,18 @@ class Making:
                     f"the scores of {', '.join(others)} were not read before the model's weights changed; explain again"
                 )
             with own_conditions(adapter.module):
-                plain = found
+                plain = light
                 if edited:  # the scores are the model's own
                     (plain,) = capture(adapter, inputs, [], [Target(others[0], "none", _zeros, differentiate=False)])
                 return run_heads(adapter, inputs, plain, others)
 
-        pairs = range(len(inputs.image_of))
+        pairs, later = range(len(inputs.image_of)), fetch if others else None
         if not set(heads.values()) & set(OF_TEXTS):
             region = target.weights if heads.get(target.head) == "pixels" else None
-            return [Scores(heads, pair, known, fetch, target.classes, region) for pair in pairs]
+            return [Scores(heads, pair, known, later, target.classes, region) for pair in pairs]
         taking = self.pairs.compared
         counts = [1 if taking is None else int(taking[pair].sum()) for pair in pairs]
-        return [Scores(heads, pair, known, fetch, inputs.text_of, taking, counts[pair]) for pair in pairs]
+        return [Scores(heads, pair, known, later, inputs.text_of, taking, counts[pair]) for pair in pairs]
 
     def _names(self, stream: str) -> tuple[str, ...]:
         if stream not in self.names:
@@ -189,7 +191,9 @@ class Making:
             if texts is None or not texts.pooled:
                 raise InputError("stream='text': this model has no text tower, or was given no text")
             count = next(iter(texts.tensors.values())).shape[1]
-            return [select_words(recipe, texts.layouts[k], texts.pooled[k], count) for k in inputs.text_of]
+            return [
+                select_words(recipe, texts.layouts[k], texts.pooled[k], count, full=texts.full) for k in inputs.text_of
+            ]
         tokens = ImageTokens(self.adapter.prefix, self._grid(job))
         layouts = [texts.layouts[inputs.text_of[pair]] if texts else None for pair in pairs]
         stream = self.adapter.anatomy.stream(recipe.stream)

@@ -100,8 +100,7 @@ def pair_up(
         texts = _texts(adapter, text, against)
     elif against is None:
         found = adapter.accept_ids(ids, mask)
-        known = [layout.ids for layout in found.layouts]
-        own = tuple(map(known.index, known))
+        own = _firsts(found)
         texts = found, own, tuple(dict.fromkeys(own)), True
     else:
         raise InputError("against=...: the batch has its texts as ids; put the others among them, or give strings")
@@ -168,7 +167,15 @@ def _texts(
     others = [] if against is None else _strings(against, blank=True)[0]
     distinct = list(dict.fromkeys([*strings, *others]))
     texts = adapter.prepare_texts(distinct)
-    return texts, tuple(map(distinct.index, strings)), tuple(map(distinct.index, others)), several
+    firsts = _firsts(texts)
+    own, compared = ([firsts[distinct.index(each)] for each in given] for given in (strings, others or distinct))
+    return texts, tuple(own), tuple(dict.fromkeys(compared)), several
+
+
+def _firsts(texts: PreparedTexts) -> tuple[int, ...]:
+    """For each text the first one of the same tokens: as far as the model can tell they are one text."""
+    known = [layout.ids for layout in texts.layouts]
+    return tuple(map(known.index, known))
 
 
 def _from_mapping(batch: Any, text: Any, *, with_text: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -245,6 +252,8 @@ def _image_record(source: SourceImage, steps: Sequence[dict[str, Any]]) -> dict[
 
 
 def _strings(text: Any, *, blank: bool = False) -> tuple[list[str], bool]:
+    if text is None:
+        raise InputError("no text was given: this model scores an image with a text, explain(image, text)")
     many = isinstance(text, (list, tuple))
     given = list(text) if many else [text]
     if not given:

@@ -222,7 +222,8 @@ def _check_form(chosen: Recipe, stream: StreamAnatomy, adapter: ModelAdapter) ->
     if any(word in adapter.attention for word in ("eager", "explicit")):
         raise RecipeError(
             f"attention='one_head': this model's attention is {adapter.attention}, so that its heads cannot be joined; "
-            "load it with fused attention where it has that, or take attention='own'"
+            "load it with fused attention where it has that (transformers: attn_implementation='sdpa'), or take "
+            "attention='own'"
         )
 
 

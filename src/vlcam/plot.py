@@ -117,6 +117,11 @@ def _title(explanation: Explanation) -> str:
     run, model = explanation.provenance["run"], explanation.provenance["model"]
     blocks = ", ".join(map(str, run["layers"]))
     recipe = f"{explanation.recipe.name}, {run['site']} of {run['stream']} block {blocks}"
+    value = run["target_value"]
+    if value is not None and run["target"] not in scores_line(explanation):
+        among = f" among {len(run['against']) + 1} texts" if run["against"] else ""
+        how = {"phrase": ", phrase alone", "in_place": ", phrase in its place"}.get(explanation.recipe.prompt, "")
+        recipe = f"{run['target']} {value:.4f}{among}{how}   {recipe}"
     last = f"{recipe}   {explanation.recipe.fingerprint}   {model['id']}"
     return f"{explanation.subject}\n{scores_line(explanation)}\n{last}"
 

@@ -30,7 +30,10 @@ def where_alive(adapter: ModelAdapter, inputs: Inputs, job: Job, pair: int) -> s
         pair: the pair whose gradient is zero.
     """
     if job.edited or job.target.pooler or job.recipe.of_text or job.recipe.compose != "none":
-        return f"choose other layers, or another site, than {job.recipe.site} of blocks {list(job.layers)}"
+        pooled = (
+            "take gradient_tokens='pooled', or " if job.recipe.gradient_tokens == "all" and job.recipe.of_text else ""
+        )
+        return f"{pooled}choose other layers, or another site, than {job.recipe.site} of blocks {list(job.layers)}"
     stream = adapter.anatomy.stream(job.recipe.stream)
     found = _everything(adapter, inputs, job, stream)
     layers = [layer for layer in range(len(stream.blocks)) if _alive(adapter, inputs, found, pair, job, layers=layer)]

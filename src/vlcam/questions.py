@@ -59,7 +59,10 @@ def read_target(target: Any, heads: Mapping[str, HeadKind], labels: Sequence[str
         return _score(target, heads, labels)
     head = next((name for name, kind in heads.items() if kind in OF_CLASSES), None)
     if head is None:
-        raise RecipeError(f"target={target!r}: this model tells no classes apart; it offers {listing(heads)}")
+        raise RecipeError(
+            f"target={target!r}: this model tells no classes apart; it offers {listing(heads)}. What it scores is "
+            "given as the text: explain(image, text)"
+        )
     if isinstance(target, Class):
         return _one_class(target, head, heads[head], labels)
     plain = getattr(target, "tolist", lambda: target)()  # of arrays and tensors, those without an axis too

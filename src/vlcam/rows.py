@@ -56,7 +56,7 @@ class Selection:
         return (self.rows, *(word.tokens for word in self.words))
 
 
-def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) -> Selection:
+def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int, *, full: bool = True) -> Selection:
     """Find the tokens of a map over the words of a text.
 
     Args:
@@ -64,13 +64,20 @@ def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) ->
         layout: the text.
         pooled: the position that the text tower reads the text from.
         count: how many positions the tower runs on, padding among them.
+        full: whether that is the context length, whatever other texts there are.
 
     Raises:
-        RecipeError: an index that the text does not have, or no token is left.
+        RecipeError: padding would count, and there is as much as other texts want; an index that the text does not
+            have, or no token is left.
     """
     real, place = range(len(layout.ids)), tuple(i for i, flag in enumerate(layout.special) if not flag)
     if not place:
         raise RecipeError(f"stream='text': no token of the text {layout.text!r} stands for a word")
+    if "padded_similarity" in recipe.departures and not full:
+        raise RecipeError(
+            "departures='padded_similarity': key similarity is scaled over the padded context, and this model's texts "
+            "are padded to the longest of the call alone; leave the departure out, or take the weights in open_clip"
+        )
     # Behind the token that is pooled nothing is read, unless the tower pools behind the text.
     read = range(count) if pooled >= len(real) else real
     apart: list[tuple[str, tuple[int, ...]]] = []
@@ -81,7 +88,7 @@ def select_words(recipe: Recipe, layout: TextLayout, pooled: int, count: int) ->
         apart.append(("pooled position", (pooled,)))
     if count > len(real):
         apart.append(("padding", tuple(i for i in read if i >= len(real) and i != pooled)))
-    named = {"pooled": (pooled,), "all": real}
+    named: dict[str, Sequence[int]] = {"pooled": (pooled,), "all": real}
     rows: Sequence[int] = ()
     if recipe.site in ATTENTION_SITES:
         rows = _index_list(recipe, len(real)) or named[str(recipe.queries)]

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vlcam.readers import READERS, HeadKind, compares, explained_classes, reading, region_weights, score_key, scored
+from vlcam.readers import (
+    OF_TEXTS,
+    READERS,
+    HeadKind,
+    compares,
+    explained_classes,
+    reading,
+    region_weights,
+    score_key,
+    scored,
+)
 
 __all__ = ["Score", "Scores"]
 
@@ -37,7 +47,7 @@ class Scores(Mapping[str, Score]):
         heads: Mapping[str, HeadKind],
         pair: int,
         known: Mapping[str, Tensor],
-        fetch: Callable[[], Mapping[str, Tensor]],
+        fetch: Callable[[], Mapping[str, Tensor]] | None,
         classes: Sequence[int | None] = (None,),
         weights: Tensor | None = None,
         texts: int = 1,
@@ -48,43 +58,47 @@ class Scores(Mapping[str, Score]):
             heads: the scores that the model offers, by head.
             pair: the pair.
             known: outputs of heads that ran.
-            fetch: gives the others.
+            fetch: gives the others; None where there are none.
             classes: the class or text of every pair, or one class for all.
             weights: regions or texts, as in `Target`.
             texts: how many texts the pair's own is compared with, itself among them.
         """
         self._heads, self._pair, self._texts = heads, pair, texts
-        self._classes, self._weights = classes, weights
+        self._class = classes[pair if len(classes) > 1 else 0]
+        self._weights = None if weights is None else weights[pair : pair + 1]
         self._names = {
-            f"{head}_{score_key(scale)}": head for head, kind in heads.items() for scale in scored(kind, texts)
+            f"{head}_{score_key(scale)}": (head, scale) for head, kind in heads.items() for scale in scored(kind, texts)
         }
         self._scores: dict[str, Score] = {}
-        self._add(known)
+        self._outputs: dict[str, Tensor] = {}
+        self._keep(known)
         self._fetch: Callable[[], Mapping[str, Tensor]] | None = fetch
 
     def __getitem__(self, name: str) -> Score:
         """The score of that name."""
         if name not in self._names:
             raise KeyError(name)
-        if name not in self._scores and self._fetch is not None:
-            self._add(self._fetch())
-            self._fetch = None  # and with it the tensors that it holds
+        if name not in self._scores:
+            head, scale = self._names[name]
+            if head not in self._outputs and self._fetch is not None:
+                self._keep(self._fetch())
+                self._fetch = None  # and with it the tensors that it holds
+            self._scores[name] = Score(name, *self._value(self._heads[head], scale, self._outputs[head]))
         return self._scores[name]
 
-    def _add(self, outputs: Mapping[str, Tensor]) -> None:
-        for head, output in outputs.items():
-            kind = self._heads[head]
-            for scale in scored(kind, self._texts):
-                name = f"{head}_{score_key(scale)}"
-                self._scores[name] = Score(name, *self._value(kind, scale, output.detach()))
+    def _keep(self, outputs: Mapping[str, Tensor]) -> None:
+        """This pair's row of each output, as a copy: no pass is kept for it."""
+        rows = {head: output.detach()[self._pair : self._pair + 1].clone() for head, output in outputs.items()}
+        self._outputs |= {head: row for head, row in rows.items() if head in self._heads}
 
     def _value(self, kind: HeadKind, scale: str, output: Tensor) -> tuple[str, float]:
-        value = reading(READERS[kind][scale], kind, self._classes, self._weights)(output)[self._pair]
+        weights = self._weights if kind in (*OF_TEXTS, "pixels") else None
+        value = reading(READERS[kind][scale], kind, (self._class,), weights)(output)[0]
         if compares(kind, scale):
             return f"{scale} over {self._texts} texts", float(value)
         if kind != "pixels":
             return scale, float(value)
-        size = region_weights(output, explained_classes(output, self._classes), self._weights)[self._pair].sum()
+        size = region_weights(output, explained_classes(output, (self._class,)), weights)[0].sum()
         return f"mean {scale} of the region", float(value / size)
 
     def __iter__(self) -> Iterator[str]:

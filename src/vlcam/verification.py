@@ -25,6 +25,7 @@ TOLERANCE = 1e-5
 # What may differ without a meaning: labels, how a choice was spelt, and what is compared elsewhere. An image's hash is
 # compared before it is explained again, the target's value is one of the scores.
 _LABELS = (
+    "model.attention.used",
     "text.written",
     "answer.written",
     "image.name",
@@ -216,5 +217,5 @@ def _leaves(path: str, old: Any, new: Any) -> list[str]:
         keys = dict.fromkeys([*old, *new])
         return [line for key in keys for line in _leaves(f"{path}.{key}", old.get(key), new.get(key))]
     if path.startswith("run.apart.") and isinstance(old, float) and isinstance(new, float):
-        old, new = (old, old) if abs(old - new) <= TOLERANCE * max(abs(old), abs(new)) else (old, new)
+        old, new = (old, old) if abs(old - new) <= TOLERANCE * max(abs(old), abs(new), 1.0) else (old, new)
     return [] if old == new or path in _LABELS else [f"{path}: was {old!r}, is {new!r}"]

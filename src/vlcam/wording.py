@@ -312,6 +312,8 @@ def _rows(recipe: Recipe) -> str:
 
 
 def _left_out(recipe: Recipe) -> str:
+    if recipe.of_text:
+        return " tokens of the text (with start and end)"
     names = [name for name in recipe.exclude if name != "cls"]
     return f" but {' and '.join(names)}" if names else ""
 

@@ -116,12 +116,12 @@ ENTRIES = (
             name="grad-eclip-text-as-coded",
             attention="one_head",
             gradient_tokens="pooled",
-            departures="padded_similarity",
             **_OF_TEXT,
         ),
         citations.GRADECLIP,
         "Cyang-Zhao/Grad-Eclip 5c1b5cc, grad_eclip_text.ipynb, last block",
-        notes="One head of full width in the last block; key similarity scaled over the whole context, padding too.",
+        notes="One head of full width in the last block. The code scales key similarity over the padded context: "
+        "departures='padded_similarity', for models that pad to it.",
     ),
     entry(
         _LEGRAD,
