@@ -6,7 +6,6 @@ Both towers run before image and text meet, each once per image or text.
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,7 @@ from vlcam.images import SourceImage
 from vlcam.targets import HeadKind
 from vlcam_adapters.classifier import ImageSizes, given_pixels, on_model, pair
 from vlcam_adapters.clip_text import Pool, TextWarning, TowerTexts, check_tokenizer, read_back, tokenise
-from vlcam_adapters.contrastive import similarities
+from vlcam_adapters.contrastive import NO_FUSION, pixel_statistics, similarities
 from vlcam_adapters.hf_loading import load_model, loading, placed
 from vlcam_adapters.hf_processing import framing, per_channel, processed
 
@@ -53,10 +52,6 @@ _LEGACY_END = 2
 """The wrong `eos_token_id` of older CLIP configurations, for which transformers pools at the largest id."""
 _INTERPOLATE = "load it with interpolate_pos_encoding=True to interpolate its positions, which is then on record"
 _TARGETS = ("contrastive: cosine, logit, probability, log-probability, margin, difference, finer",)
-_NO_FUSION = (
-    "it has no cross-attention; its cross-modal evidence is the cosine of its two towers, whose maps the streams "
-    "vision and text give"
-)
 _CLS_ONLY = (
     "the image embedding reads [CLS] alone: in the last vision block only [CLS] has a gradient from F3_HEADS on, and "
     "only its query in F2"
@@ -119,8 +114,8 @@ class _DualEncoderHF(ModelAdapter):
         self._tokenizer = processor.tokenizer
         check_tokenizer(self._tokenizer, module.config.text_config.vocab_size)
         self._statistics = {
-            "image_mean": _channels("image_mean", image_mean),
-            "image_std": _channels("image_std", image_std),
+            "image_mean": pixel_statistics("image_mean", image_mean),
+            "image_std": pixel_statistics("image_std", image_std),
         }
         self._image_processor = _normalising(processor.image_processor, self._statistics)
         self._interpolate = interpolate_pos_encoding
@@ -163,7 +158,7 @@ class _DualEncoderHF(ModelAdapter):
     def anatomy(self) -> Anatomy:
         """Streams `vision` and `text`, pre-norm, and what pools the image tokens where that is a stream."""
         streams = (self._vision, self._text, *self._poolers)
-        lacks = {"fusion": _NO_FUSION, **({} if self._poolers else {"pooler": "it pools by reading its class token"})}
+        lacks = {"fusion": NO_FUSION, **({} if self._poolers else {"pooler": "it pools by reading its class token"})}
         return Anatomy(
             type(self.module).__name__, {each.name: each for each in streams}, _TARGETS, self._notes, lacks=lacks
         )
@@ -585,24 +580,6 @@ def _tokenizer_of(source: str | Path, *, local: bool) -> Any:
             "the model and give a processor with a fast tokenizer, vlcam.wrap(model, processor)"
         ) from None
     return PreTrainedTokenizerFast.from_pretrained(source, local_files_only=local)
-
-
-def _channels(name: str, values: Any) -> list[float] | None:
-    """A mean or a standard deviation as the user gave it, checked.
-
-    Raises:
-        AdapterError: not three finite numbers, or a deviation that is not above zero.
-    """
-    if values is None:
-        return None
-    whole = isinstance(values, (list, tuple)) and len(values) == _RGB
-    numbers = whole and all(
-        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in values
-    )
-    if not numbers or (name == "image_std" and min(values) <= 0):
-        above = ", above zero" if name == "image_std" else ""
-        raise AdapterError(f"{name}={values!r}: give three numbers{above}, one per channel")
-    return [float(n) for n in values]
 
 
 def _normalising(processor: Any, statistics: Mapping[str, list[float] | None]) -> Any:

@@ -28,7 +28,7 @@ from vlcam.images import SourceImage
 from vlcam.readers import READERS
 from vlcam.targets import HeadKind
 from vlcam_adapters.classifier import Stack, given_pixels, pair
-from vlcam_adapters.contrastive import similarities
+from vlcam_adapters.contrastive import NO_FUSION, pixel_statistics, similarities
 from vlcam_adapters.hf_loading import cast, placed
 from vlcam_adapters.hf_processing import whole_pixels
 from vlcam_adapters.open_clip_texts import Texts
@@ -39,15 +39,10 @@ from vlcam_adapters.vit_timm import CHECKPOINTING, changed, loading_by
 __all__ = ["ClipOpen", "OpenClipAdapter"]
 
 _FUSED = "fused (scaled_dot_product_attention)"
-_NO_FUSION = (
-    "it has no cross-attention; its cross-modal evidence is the cosine of its two towers, whose maps the streams "
-    "vision and text give"
-)
 _GIVE = (
     "give (preprocess, tokenizer): the last of the three that open_clip.create_model_and_transforms returns, and what "
     "open_clip.get_tokenizer returns; vlcam.wrap(model, (preprocess, tokenizer))"
 )
-_CHANNELS = 3
 
 
 class OpenClipAdapter(ModelAdapter):
@@ -90,7 +85,10 @@ class OpenClipAdapter(ModelAdapter):
         self.prefix, self.reads = self.tower.prefix, self.tower.reads
         self._texts = Texts(tokenizer, self.text, self._context)
         wanted = None if image_size is None else whole_pixels(image_size)
-        statistics = {"image_mean": _numbers("image_mean", image_mean), "image_std": _numbers("image_std", image_std)}
+        statistics = {
+            "image_mean": pixel_statistics("image_mean", image_mean),
+            "image_std": pixel_statistics("image_std", image_std),
+        }
         pipeline = Pipeline(transform)
         if wanted is not None:
             pipeline = pipeline.exactly(wanted)
@@ -305,7 +303,7 @@ class ClipOpen(OpenClipAdapter):
     @cached_property
     def anatomy(self) -> Anatomy:
         """Streams `vision` and `text`, and `pooler` where image tokens are pooled by attention."""
-        lacks = {"fusion": _NO_FUSION}
+        lacks = {"fusion": NO_FUSION}
         if not self.tower.pools:
             what = "reads its class token" if self.reads == "cls" else "takes the mean of its tokens"
             lacks["pooler"] = f"the vision tower {what}, and has no attention that pools"
@@ -371,15 +369,3 @@ def _both(processor: Any) -> tuple[Any, Any]:
     if random:
         raise AdapterError(f"processor: the transform is the one for training, with {', '.join(random)}; {_GIVE}")
     return transform, tokenizer
-
-
-def _numbers(name: str, given: Any) -> list[float] | None:
-    if given is None:
-        return None
-    if (
-        not isinstance(given, (list, tuple))
-        or len(given) != _CHANNELS
-        or not all(type(n) in (int, float) for n in given)
-    ):
-        raise AdapterError(f"{name}={given!r}: give three numbers, one per channel")
-    return [float(number) for number in given]

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from vlcam.adapter import Inputs
-from vlcam.errors import InputError
+from vlcam.errors import AdapterError, InputError
+
+__all__ = ["NO_FUSION", "pixel_statistics", "similarities"]
+
+_CHANNELS = 3
+NO_FUSION = (
+    "it has no cross-attention; its cross-modal evidence is the cosine of its two towers, whose maps the streams "
+    "vision and text give"
+)
 
 
 def similarities(images: Tensor, inputs: Inputs, *, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,3 +43,21 @@ def similarities(images: Tensor, inputs: Inputs, *, scale: Tensor, bias: Tensor 
         cosines = cosines.scatter(1, index, own)
     logits = cosines * scale
     return torch.stack((cosines, logits if bias is None else logits + bias), -1)
+
+
+def pixel_statistics(name: str, values: Any) -> list[float] | None:
+    """A mean or a standard deviation as the user gave it, checked.
+
+    Raises:
+        AdapterError: not three finite numbers, or a deviation that is not above zero.
+    """
+    if values is None:
+        return None
+    whole = isinstance(values, (list, tuple)) and len(values) == _CHANNELS
+    numbers = whole and all(
+        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in values
+    )
+    if not numbers or (name == "image_std" and min(values) <= 0):
+        above = ", above zero" if name == "image_std" else ""
+        raise AdapterError(f"{name}={values!r}: give three numbers{above}, one per channel")
+    return [float(n) for n in values]
