@@ -142,7 +142,7 @@ def test_a_field_takes_one_value_or_several():
     ("field", "values"),
     [
         ("heads", {"none", "mean", "sum", "max", "min", "channels"}),
-        ("relu", {"none", "gradient", "before_heads", "after_heads", "map"}),
+        ("relu", {"none", "gradient", "negative_gradient", "before_heads", "after_heads", "map"}),
         ("scale", {"logit", "probability", "log-probability", "margin", "finer", "none"}),
         ("gradient_tokens", {"cls", "patches", "all", "none"}),
         ("map_axis", {"keys", "queries", "none"}),

@@ -14,7 +14,15 @@ from vlcam.grid import fitting
 
 TEXT = "a red circle and a blue dog"
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")
-OF_FUSION = ("lavis-itm", "albef-itm", "pnp-vqa", "omnixai-itm", "attention-cross", "context-gradcam")
+OF_FUSION = (
+    "lavis-itm",
+    "albef-itm",
+    "pnp-vqa",
+    "pnp-vqa-as-written",
+    "omnixai-itm",
+    "attention-cross",
+    "context-gradcam",
+)
 NOT_FOR_CLASSES = {
     **dict.fromkeys((*OF_FUSION, "coca-caption", "blip-caption", "blip-vqa"), "no stream 'fusion'"),
     **dict.fromkeys(("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded"), "no stream 'text'"),

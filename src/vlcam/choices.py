@@ -83,7 +83,7 @@ ChannelWeighting = Literal[
 ]
 AttentionWeighting = Literal["attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"]
 Weighting = ChannelWeighting | AttentionWeighting
-Relu = Literal["none", "gradient", "before_heads", "after_heads", "map"]
+Relu = Literal["none", "gradient", "negative_gradient", "before_heads", "after_heads", "map"]
 Heads = Literal["mean", "sum", "max", "min", "channels", "none"]
 LayerRule = Literal[
     "single", "mean", "sum", "max", "shared", "rollout", "relevance", "transition", "headwise", "tokenwise"

@@ -97,6 +97,8 @@ def _attention_constraints(recipe: Recipe) -> Iterator[Constraint]:
         pooled = recipe.weighting == "head_weights"
         over = ("all",) if recipe.of_text else ("patches", "all")
         yield "gradient_tokens", over if pooled else ("none",), f"weighting={recipe.weighting!r}"
+    if recipe.relu == "negative_gradient":
+        yield "weighting", ("gradient", "attention*gradient"), "relu='negative_gradient'"
     yield "map_axis", ("keys",) if channels or recipe.site == "CROSS" else ("keys", "queries"), site
     if isinstance(recipe.queries, str):
         rows = _QUERIES[recipe.stream]

@@ -202,6 +202,8 @@ def _weighted(
     kept = _needed(recipe, gradient, "a gradient").float()
     if recipe.relu == "gradient":
         kept = kept.relu()
+    if recipe.relu == "negative_gradient":
+        kept = kept.clamp(max=0)
     if recipe.weighting == "gradient":
         return kept
     if recipe.weighting == "sigmoid*gradient":

@@ -95,7 +95,8 @@ class Recipe:
             `distillation`: these tokens are left out of `all` too. `special_text` (rows of [ENC], [CLS], [SEP]),
             `padding` (rows of padding).
         weighting: how activation and gradient are combined.
-        relu: where negative values are removed, besides the ReLU that is part of a weighting.
+        relu: where negative values are removed, besides the ReLU that is part of a weighting. `negative_gradient`: what
+            is positive in the gradient is removed instead.
         heads: how attention heads are merged; `channels`: heads are taken for the channels of token features.
         layer_rule: how several layers are merged. `shared`: the layers read one tensor, and its gradients add up.
             `rollout` and `relevance` multiply attention matrices; `transition`, `headwise` and `tokenwise` carry

@@ -295,7 +295,7 @@ def _attention_lines(recipe: Recipe) -> list[str]:
 
 
 def _gradient(recipe: Recipe) -> str:
-    return "ReLU(G[h,t,j])" if recipe.relu == "gradient" else "G[h,t,j]"
+    return {"gradient": "ReLU(G[h,t,j])", "negative_gradient": "min(0, G[h,t,j])"}.get(recipe.relu, "G[h,t,j]")
 
 
 def _rows(recipe: Recipe) -> str:

@@ -31,9 +31,15 @@ ENTRIES = (
         citations.PNP_VQA,
         "salesforce/LAVIS 506965b, lavis/models/pnp_vqa_models/pnp_vqa.py and img2prompt_models, with block_num=7",
         depth=12,
-        notes="lavis-itm one block later, for questions without their mark. The raw map is what patches are drawn by. "
-        "The paper writes the minimum of the gradient and zero where the code keeps what is positive (LAVIS issue "
-        "789).",
+        notes="lavis-itm one block later, for questions without their mark. The raw map is what patches are drawn by.",
+    ),
+    entry(
+        LAVIS.replace(name="pnp-vqa-as-written", layers=(7,), relu="negative_gradient"),
+        citations.PNP_VQA,
+        "the paper's formula, as quoted in salesforce/LAVIS issue 789",
+        depth=12,
+        notes="The paper writes the minimum of the gradient and zero where the code keeps what is positive: what "
+        "speaks against a match, with its sign.",
     ),
     entry(
         LAVIS.replace(name="omnixai-itm", exclude=("cls", "padding")),
