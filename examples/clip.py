@@ -102,6 +102,11 @@ for found in sorted(ten, key=lambda found: -found.scores["contrastive_cosine"].v
         where = next((f"peak on {item.phrase}" for item in scene.objects if item.mask[y, x]), "peak on the background")
     print(f"{found.text:<16} cosine {cosine.value:6.3f}   {share.kind}: {share.value:.3f}   {where}")
 
+# %%
+figure = vlcam.gallery([found for found in ten if found.status == "ok"][:6])
+figure.set_dpi(70)
+display_png(figure)
+
 # %% [markdown]
 """
 A prompt that names nothing in the scene has a map too, or none with anything positive in it: a map shows where the

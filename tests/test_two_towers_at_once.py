@@ -104,3 +104,15 @@ def test_what_users_type_first_is_answered():
         model.explain(models.photo(1))
     with pytest.raises(RecipeError, match="given as the text"):
         model.explain(models.photo(1), "a red star", target="red star")
+
+
+def test_a_gallery_of_several_texts_names_each():
+    model = vlcam.load("tiny-clip")
+    texts = ["a red star", "a blue square"]
+    found = model.explain(models.photo(1), texts, relu="none")
+    titles = [ax.get_title() for ax in vlcam.gallery(found).axes]
+    assert titles[:3] == ["image", *texts]
+    with pytest.raises(InputError, match="draw a gallery"):
+        vlcam.compare(found)
+    with pytest.raises(InputError, match="a flat list"):
+        vlcam.gallery([found])

@@ -21,6 +21,7 @@ __all__ = ["compare", "gallery"]
 _SIDE = 1.25
 _ACROSS = 8
 _SIGNS_PER_INCH = 14
+_SIGNS_OF_A_TITLE = 20
 _PIXELS = 256  # the longer side of a picture in a tile
 
 Cells = dict[tuple[Any, Any], "Explanation"]
@@ -72,16 +73,20 @@ def compare(explanations: Sequence[Explanation], *, rows: str = "site", columns:
 def gallery(explanations: Sequence[Explanation]) -> Figure:
     """The image, then every explanation under the name of its recipe, each scaled as its recipe says.
 
+    Explanations of several texts or classes, as `explain` returns them for a list, stand under those.
+
     Args:
-        explanations: of one image and subject, as `sweep` returns them.
+        explanations: of one image.
 
     Returns:
         A matplotlib figure that belongs to no window.
 
     Raises:
-        InputError: matplotlib is not installed, nothing was given, or not of one image and subject.
+        InputError: matplotlib is not installed, nothing was given, or not of one image.
     """
-    first = _of_one_subject(explanations)
+    first = _of_one_image(explanations)
+    subjects = {explanation.subject for explanation in explanations}
+    names = {explanation.recipe.name for explanation in explanations}
     wide = min(_ACROSS, len(explanations) + 1)
     lines = -(-(len(explanations) + 1) // wide)
     made = canvas((_SIDE + 0.25) * wide, (_SIDE * _aspect(first) + 0.5) * lines + 0.5)
@@ -93,19 +98,34 @@ def gallery(explanations: Sequence[Explanation]) -> Figure:
     axes[0].set_title("image", **PLAIN, fontsize=8)
     for number, explanation in enumerate(explanations, start=1):
         _draw(axes[number], explanation, picture)
-        axes[number].set_title(_folded(explanation.recipe.name), **PLAIN, fontsize=7)
-    _add_title(made, _title(explanations, "recipes"))
+        title = [_folded(explanation.recipe.name)] if len(names) > 1 or len(subjects) == 1 else []
+        title += textwrap.wrap(explanation.subject, _SIGNS_OF_A_TITLE) if len(subjects) > 1 else []
+        axes[number].set_title("\n".join(title), **PLAIN, fontsize=7)
+    what = "recipes" if len(subjects) == 1 else f"{len(subjects)} texts or classes, recipe {', '.join(sorted(names))}"
+    _add_title(made, _title(explanations, what))
     return made
 
 
-def _of_one_subject(explanations: Sequence[Explanation]) -> Explanation:
+def _of_one_image(explanations: Sequence[Explanation]) -> Explanation:
     if not explanations:
         raise InputError("no explanation to compare was given")
+    odd = [each for each in explanations if not hasattr(each, "provenance")]
+    if odd:
+        raise InputError(
+            f"explanations that are {type(odd[0]).__name__}: give a flat list of explanations of one image"
+        )
     images = {explanation.provenance["image"]["sha256"] for explanation in explanations}
-    subjects = {explanation.subject for explanation in explanations}
-    if len(images) > 1 or len(subjects) > 1:
-        raise InputError(f"images: {len(images)}, subjects: {listing(subjects)}; compare recipes on one of each")
+    if len(images) > 1:
+        raise InputError(f"explanations of {len(images)} images: give those of one")
     return explanations[0]
+
+
+def _of_one_subject(explanations: Sequence[Explanation]) -> Explanation:
+    first = _of_one_image(explanations)
+    subjects = {explanation.subject for explanation in explanations}
+    if len(subjects) > 1:
+        raise InputError(f"subjects: {listing(subjects)}; compare recipes on one, or draw a gallery")
+    return first
 
 
 def _cells(explanations: Sequence[Explanation], rows: str, columns: str) -> Cells:
@@ -168,10 +188,9 @@ def _title(explanations: Sequence[Explanation], what: str) -> str:
     blocks = {tuple(explanation.provenance["run"]["layers"]) for explanation in explanations}
     streams = dict.fromkeys(explanation.recipe.stream for explanation in explanations)
     where = f"block {_in_words(blocks.pop())}" if len(blocks) == 1 else "blocks as each recipe says"
-    return (
-        f"{first.subject}   {scores_line(first)}\n"
-        f"{what}, stream {' and '.join(streams)}, {where}   {first.provenance['model']['id']}"
-    )
+    several = len({explanation.subject for explanation in explanations}) > 1
+    about = "" if several else f"{first.subject}   {scores_line(first)}\n"
+    return f"{about}{what}, stream {' and '.join(streams)}, {where}   {first.provenance['model']['id']}"
 
 
 def _add_title(figure: Figure, text: str) -> None:
