@@ -116,3 +116,13 @@ def test_a_gallery_of_several_texts_names_each():
         vlcam.compare(found)
     with pytest.raises(InputError, match="a flat list"):
         vlcam.gallery([found])
+
+
+def test_each_tower_has_its_own_attention():
+    model = Explainer(models.two_towers("clip"), "x")
+    model.adapter.module.vision_model.set_attn_implementation("eager")
+    assert model.adapter.attention == "eager in vision, sdpa in text"
+    with pytest.raises(RecipeError, match="this model's attention is eager"):
+        model.explain(models.photo(1), "a red dog", "grad-eclip-as-coded")
+    assert model.explain(models.photo(1), "a red dog", "grad-eclip-text-as-coded", relu="none").status == "ok"
+    assert len(model.sweep(models.photo(1), "a red dog", empty="keep")) > 30

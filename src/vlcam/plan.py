@@ -219,9 +219,10 @@ def _check_form(chosen: Recipe, stream: StreamAnatomy, adapter: ModelAdapter) ->
             "attention='one_head': each head of this model adds a bias of its own to its scores, so that they cannot "
             "be joined; take attention='own'"
         )
-    if any(word in adapter.attention for word in ("eager", "explicit")):
+    used = adapter.attention_of(chosen.stream)
+    if any(word in used for word in ("eager", "explicit")):
         raise RecipeError(
-            f"attention='one_head': this model's attention is {adapter.attention}, so that its heads cannot be joined; "
+            f"attention='one_head': this model's attention is {used}, so that its heads cannot be joined; "
             "load it with fused attention where it has that (transformers: attn_implementation='sdpa'), or take "
             "attention='own'"
         )
