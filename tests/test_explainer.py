@@ -394,7 +394,7 @@ def test_a_data_parallel_wrapper_is_looked_through(blip, photo):
 def test_an_unknown_module_is_refused_with_what_exists():
     with pytest.raises(vlcam.AdapterError, match=r"no adapter accepts torch.nn.*BlipForImageTextRetrieval"):
         vlcam.wrap(nn.Linear(2, 2))
-    with pytest.raises(vlcam.AdapterError, match="needs its BlipProcessor"):
+    with pytest.raises(vlcam.AdapterError, match="BLIP needs its processor"):
         vlcam.wrap(models.blip())
 
 
