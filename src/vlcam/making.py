@@ -30,7 +30,7 @@ from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, r
 from vlcam.readers import OF_TEXTS
 from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
-from vlcam.targets import Target
+from vlcam.targets import Target, unread
 from vlcam.text import find_phrase, find_span
 from vlcam.tokens import ImageTokens
 
@@ -126,7 +126,7 @@ class Making:
             with own_conditions(adapter.module):
                 plain = light
                 if edited:  # the scores are the model's own
-                    (plain,) = capture(adapter, inputs, [], [Target(others[0], "none", _zeros, differentiate=False)])
+                    (plain,) = capture(adapter, inputs, [], [unread(others[0])])
                 return run_heads(adapter, inputs, plain, others)
 
         pairs, later = range(len(inputs.image_of)), fetch if others else None
@@ -308,10 +308,6 @@ class Making:
             if self.empty == "keep":
                 return nothing(selection)
             raise NoGradientError(f"{error}; {where_alive(self.adapter, inputs, job, pair)}") from None
-
-
-def _zeros(output: Tensor) -> Tensor:
-    return output.new_zeros(len(output))
 
 
 def _word_maps(selection: Selection, raw: Any, made: TokenMaps) -> tuple[WordMap, ...]:

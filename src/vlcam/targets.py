@@ -13,7 +13,7 @@ from vlcam.readers import READERS, HeadKind, compares, reading, score_key
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
 
-__all__ = ["Class", "Custom", "HeadKind", "Region", "Target", "resolve"]
+__all__ = ["Class", "Custom", "HeadKind", "Region", "Target", "resolve", "unread"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def resolve(
     """
     first, classes = next(iter(heads)), tuple(classes)
     if recipe.target == "none":
-        return Target(first, "none", _nothing, differentiate=False, classes=classes, region=region)
+        return replace(unread(first), classes=classes, region=region)
     path = recipe.gradient_path
     if recipe.target == "custom":
         if custom is None:
@@ -166,8 +166,9 @@ def resolve(
     )
 
 
-def _nothing(output: Tensor) -> Tensor:
-    return output.new_zeros(len(output))
+def unread(head: str) -> Target:
+    """The target of a pass of which no score is differentiated."""
+    return Target(head, "none", lambda output: output.new_zeros(len(output)), differentiate=False)
 
 
 def _need(head: str, heads: Mapping[str, HeadKind]) -> None:
