@@ -129,7 +129,7 @@ class BeitHF(BeitBase):
         """What the classifier reads."""
         return (CLS_ONLY if self.reads_cls else _MEAN_POOLED,)
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The LayerNorm in front of the classifier on the mean of all tokens, and the classifier."""
         logits: Tensor = self.module.classifier(self._last_norm(tokens.mean(1)))
         return logits

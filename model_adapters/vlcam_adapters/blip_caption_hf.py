@@ -84,7 +84,7 @@ class BlipCaptionHF(BlipAdapter):
         """Those of the decoder."""
         return self.module.text_decoder.bert.encoder.layer  # type: ignore[no-any-return]
 
-    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - it has one
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Log-probability of each next token of the pair's caption, [P, N], 0 behind its last."""
         missing = "BLIP tells how likely a caption is, but no text was given"
         ids, mask = own_rows(inputs.texts, inputs.text_of, self.opening, missing)

@@ -102,7 +102,7 @@ class BlipVqaHF(BlipAdapter):
         """Tokenise with padding; answers are opened by [DEC]."""
         return self.tokenised(answers, self._answering)
 
-    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - it has one
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Log-probability of each next token of the pair's answer, [P, M], 0 behind its last."""
         states, known = self._read(shared, inputs)
         missing = "BLIP tells how likely an answer is, but no answer was given"

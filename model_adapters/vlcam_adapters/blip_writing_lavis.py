@@ -100,7 +100,7 @@ class BlipCaptionLavis(WriterLavis):
         found = (self.module.prompt or "").strip()
         return f"{found} " if found else ""
 
-    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - it has one
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Log-probability of each next token of the pair's caption, [P, N], 0 before its first and behind its last."""
         ids, mask = self.opened(inputs.texts, inputs.text_of, self.opening)
         told = self.told(ids, mask, shared, everywhere(shared))
@@ -163,7 +163,7 @@ class BlipVqaLavis(WriterLavis):
         """Tokenise with padding; answers are opened by [DEC]."""
         return self.tokenised(self._answers, answers, self.writing)
 
-    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - it has one
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Log-probability of each next token of the pair's answer, [P, M], 0 behind its last."""
         states, known = self._read(shared, inputs)
         ids, mask = self.opened(inputs.answers, range(len(states)), self.writing)

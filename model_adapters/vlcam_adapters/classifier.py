@@ -185,7 +185,7 @@ class ClassifierAdapter(ModelAdapter):
         targets = tuple(_TARGETS[kind] for kind in self.heads.values())
         return Anatomy(type(self.module).__name__, {"vision": stream}, targets, (*stack.notes, *self.notes))
 
-    def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:  # noqa: ARG002 - one stream
+    def grid(self, stream: str, layer: int, images: PreparedImages) -> tuple[int, int]:
         """Rows and columns of the tokens at a block: those of its stage, where there are stages."""
         return stage_grid(images.grid, self._stage_of[layer]) if self._stage_of else images.grid
 
@@ -231,7 +231,7 @@ class ClassifierAdapter(ModelAdapter):
             )
         return found
 
-    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:  # noqa: ARG002 - the contract's arguments
+    def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Hand the logits [P, classes, ...] through."""
         return shared
 

@@ -77,7 +77,7 @@ class Dinov2HF(HFClassifier):
             notes.append("in the last block registers have no gradient from F3_HEADS on, nor their queries in F2")
         return Stack(blocks, config.hidden_size, config.num_attention_heads, tuple(notes))
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final LayerNorm on the mean of all tokens, which stands for [CLS] and for the patches' mean."""
         seen = self.module.base_model.layernorm(tokens.mean(1))
         logits: Tensor = self.module.classifier(torch.cat([seen, seen], dim=1))

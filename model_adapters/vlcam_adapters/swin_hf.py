@@ -77,7 +77,7 @@ class SwinHF(HFClassifier):
         side, shift = int(self._layers[layer].window_size), int(self._layers[layer].shift_size)
         return Windows(self.grid(stream, layer, images), (side, side), (shift, shift), pads_first=True)
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final LayerNorm and the classifier on the mean of all tokens of a block of the last stage."""
         logits: Tensor = self.module.classifier(self.module.base_model.layernorm(self.averaged(tokens)))
         return logits

@@ -104,7 +104,7 @@ class SwinTimm(TimmClassifier):
         block = self._layers[layer]
         return Windows(self.grid(stream, layer, images), tuple(block.window_size), tuple(block.shift_size))
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final norm and the head on the mean of all tokens of a block of the last stage, as on a single token."""
         found: Tensor = self.module.head(self.module.norm(self.averaged(tokens))[:, None, None])
         return found

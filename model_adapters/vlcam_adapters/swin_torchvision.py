@@ -94,7 +94,7 @@ class SwinTorchvision(TorchvisionClassifier):
         )
         return Windows(grid, (height, width), (down, across), pads_first=True)
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final norm and the head on the mean of all tokens of a block of the last stage."""
         found: Tensor = self.module.head(self.module.norm(self.averaged(tokens)))
         return found

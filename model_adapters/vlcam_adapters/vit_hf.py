@@ -98,7 +98,7 @@ class VitHF(HFClassifier):
         logits: Tensor = made.logits
         return logits
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final LayerNorm and the classifier on the mean of all tokens; the mean of two heads with a teacher."""
         seen = self.module.base_model.layernorm(tokens.mean(1))
         if self._has_teacher:

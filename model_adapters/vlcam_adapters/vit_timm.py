@@ -230,7 +230,7 @@ class VitTimm(TimmClassifier):
             found: Tensor = self.module(pixel_values)
         return found
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final norm and the head, or the mean of both heads, on the mean of all tokens of a block.
 
         Raises:

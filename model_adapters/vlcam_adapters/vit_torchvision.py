@@ -180,7 +180,7 @@ class VitTorchvision(TorchvisionClassifier):
         """The one kind that it has."""
         return "torch.nn.MultiheadAttention"
 
-    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:  # noqa: ARG002
+    def read_block(self, name: str, tokens: Tensor, inputs: Inputs, *, bare: bool = False) -> Tensor:
         """The final LayerNorm and the head on the mean of all tokens of a block."""
         found: Tensor = self.module.heads(self.module.encoder.ln(tokens.mean(1)))
         return found

@@ -42,7 +42,7 @@ class WeightsHash:
         """The hash, 64 hexadecimal digits."""
         tensors = self._module.state_dict(keep_vars=True)
         state = tuple(
-            (name, tensor.data_ptr(), tensor._version, _sample(tensor))  # noqa: SLF001
+            (name, tensor.data_ptr(), tensor._version, _sample(tensor))  # noqa: SLF001 - torch counts writes only here
             for name, tensor in tensors.items()
         )
         if state != self._state:
