@@ -23,7 +23,7 @@ $(LAVIS_READY): pyproject.toml
 	$(PYTHON) -m venv .venv-lavis
 	$(LAVIS)/python -m pip install --quiet --upgrade pip
 	$(LAVIS)/python -m pip install --quiet 'salesforce-lavis==1.0.2' 'numpy<2' 'pandas<2.3' \
-		packaging pillow pytest rich safetensors scipy typer \
+		packaging pillow pytest rich safetensors scipy typer scikit-image jinja2 latex2mathml \
 		|| { echo 'LAVIS could not be installed in .venv-lavis, see above; its tests need it.' >&2; exit 1; }
 	$(LAVIS)/python -m pip install --quiet --no-deps --editable .
 	@touch $(LAVIS_READY)

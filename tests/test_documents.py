@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
 import vlcam
 from vlcam import cli, scenes
@@ -180,7 +181,7 @@ def test_the_adapters_on_the_adapter_page_work(tmp_path, monkeypatch, capsys):
 
 def test_every_command_and_every_option_is_on_the_command_line_page():
     page = text_of(DOCS / "cli.md")
-    for name, command in cli.typer.main.get_command(cli.app).commands.items():
+    for name, command in typer.main.get_command(cli.app).commands.items():
         _, heading, section = page.partition(f"\n## {name}\n")
         assert heading, name
         section = section.partition("\n## ")[0]

@@ -1,0 +1,110 @@
+"""`vlcam sweep`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import vlcam
+from vlcam import wording
+from vlcam.archive import make_folder
+from vlcam.cli.base import (
+    JsonFlag,
+    bar,
+    emit,
+    family_options,
+    people,
+    read_recipe,
+    refuse_existing,
+    slug,
+    target_of,
+)
+from vlcam.errors import FileError, RecipeError, listing
+from vlcam.explanation import Explanation
+from vlcam.grid import fitting
+from vlcam.recipe import Recipe
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
+    image: Annotated[Path, typer.Option(help="Image file.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
+    against: Annotated[list[str] | None, typer.Option(help="Another text to compare with; repeatable.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Name of a recipe, or a .toml or .json file; repeatable. Default: all.")
+    ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Every site by every weighting, in place of names.")] = False,
+    layer: Annotated[list[int] | None, typer.Option(help="Blocks of the grid; by default the last.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class (label or index), or score: itm, contrastive.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the model family; repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    save: Annotated[bool, typer.Option("--save", help="Also save every explanation.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Explain one image with many recipes from one pass: a figure that compares them, and a table."""
+    if grid and recipe:
+        raise RecipeError("--grid and --recipe: give one of them")
+    loaded = vlcam.load(model, device=device, dtype=dtype, **family_options(option or []))
+    chosen: list[str | Recipe] | None = [read_recipe(each) for each in recipe] if recipe else None
+    if grid:
+        chosen = [*vlcam.all_recipes(loaded, layers=layer or "last")]
+    base = "-".join(filter(None, (image.stem, "sweep", slug(target))))
+    files = {"figure": out / f"{base}.png", "table": out / f"{base}.json"}
+    names = [one if isinstance(one, str) else one.name for one in chosen or fitting(loaded.adapter)]
+    each = {name: out / f"{base}-{slug(name)}.png" for name in names} if save else {}
+    if len(set(each.values())) < len(names) and save:
+        raise RecipeError(f"recipes {listing(names)}: two of them would be saved to one file; give them other names")
+    refuse_existing(files | each, overwrite=overwrite)
+    with bar() as progress:
+        found = loaded.sweep(
+            str(image),
+            text,
+            chosen,
+            target=target_of(target, list(loaded.adapter.labels)),
+            against=against or None,
+            empty="keep",
+            progress=progress,
+        )
+    make_folder(out)
+    table = [_line(explanation) for explanation in found]
+    figure = vlcam.compare(found) if grid and len(layer or "1") == 1 else vlcam.gallery(found)
+    try:
+        figure.savefig(files["figure"], dpi=130)
+        files["table"].write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{str(out)!r}: results cannot be written ({error})") from None
+    for explanation in found if save else ():
+        explanation.save(each[explanation.recipe.name], overwrite=overwrite)
+    _tell_table(found[0].subject, table, files)
+    if as_json:
+        emit({"files": {key: str(path) for key, path in (files | each).items()}, "explained": table})
+
+
+def _tell_table(subject: str, table: Sequence[dict[str, Any]], files: dict[str, Path]) -> None:
+    people.print(subject, style="bold")
+    for line in table:
+        peak = "peak at {}, {}".format(*line["peak"]) if line["peak"] else line["status"]
+        people.print(f"  {line['recipe']:<34} {peak}")
+    for kind, path in files.items():
+        people.print(f"  {kind}: {path}")
+
+
+def _line(explanation: Explanation) -> dict[str, Any]:
+    """What a table says of one explanation."""
+    return {
+        "recipe": explanation.recipe.name,
+        "fingerprint": explanation.recipe.fingerprint,
+        "layers": explanation.provenance["run"]["layers"],
+        "status": explanation.status,
+        "peak": list(explanation.peak()) if explanation.status == "ok" and not explanation.recipe.of_text else None,
+        "summary": wording.summary(explanation.recipe),
+    }
