@@ -41,7 +41,8 @@ from transformers.models.blip.image_processing_pil_blip import BlipImageProcesso
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from vlcam_adapters.clip_hf import ClipHF, SiglipHF
+from vlcam_adapters.clip_hf import ClipHF
+from vlcam_adapters.siglip_hf import SiglipHF
 
 PIECES = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "circle", "and", "blue", "dog", "on", "the", "grass"),

@@ -37,8 +37,9 @@ import vlcam
 from vlcam.adapter import Encoded, Inputs, adapters, for_module
 from vlcam.images import open_image
 from vlcam_adapters import clip_text
-from vlcam_adapters.clip_hf import ClipHF, SiglipHF
+from vlcam_adapters.clip_hf import ClipHF
 from vlcam_adapters.clip_text import TextWarning
+from vlcam_adapters.siglip_hf import SiglipHF
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TEXTS = ["a red dog", "a dog on grass", "red"]
