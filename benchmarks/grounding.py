@@ -10,7 +10,8 @@ import numpy as np
 import vlcam
 from benchmarks.pointing import SEED, chance, cross_recipes
 from vlcam import scenes
-from vlcam.grounding import GroundedPhrase, largest_component
+from vlcam.boxes import largest_component
+from vlcam.grounding import GroundedPhrase
 from vlcam.recipe import Recipe
 
 ITM, CLIP = "tiny-blip-itm", "tiny-clip"

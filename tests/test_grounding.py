@@ -22,10 +22,11 @@ from PIL import Image
 import vlcam
 from benchmarks import grounding as benchmark
 from vlcam import cli, phrases, scenes
+from vlcam.boxes import Component, iou, largest_component
 from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError
 from vlcam.explainer import Explainer
 from vlcam.geometry import Placement
-from vlcam.grounding import Component, GroundedPhrase, grounded, iou, largest_component
+from vlcam.grounding import GroundedPhrase, grounded
 from vlcam.phrases import Place, find_phrases, places
 from vlcam.text import phrase_spans
 

@@ -10,6 +10,7 @@ from importlib.metadata import version as _version
 
 from vlcam import scenes, targets
 from vlcam.adapter import ModelAdapter
+from vlcam.boxes import iou
 from vlcam.catalogue import Entry, recipes
 from vlcam.compare import compare, gallery
 from vlcam.errors import (
@@ -25,7 +26,7 @@ from vlcam.errors import (
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation
 from vlcam.grid import all_recipes
-from vlcam.grounding import GroundedPhrase, Grounding, iou
+from vlcam.grounding import GroundedPhrase, Grounding
 from vlcam.recipe import Recipe
 from vlcam.verification import Verification
 from vlcam.wording import describe, formula, summary

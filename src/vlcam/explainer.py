@@ -12,13 +12,14 @@ import torch
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.asking import BATCH, Progress
+from vlcam.boxes import check_threshold
 from vlcam.capture import Capture, capture
 from vlcam.catalogue import default, named
 from vlcam.choices import Layers, takes_target
 from vlcam.errors import InputError, RecipeError
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
-from vlcam.grounding import Grounding, check_caption, check_threshold, grounded
+from vlcam.grounding import Grounding, check_caption, grounded
 from vlcam.images import ImageSource
 from vlcam.making import Asking, Empty, Making, own_conditions
 from vlcam.naming import block_named
@@ -213,7 +214,7 @@ class Explainer:
                 as (phrase, which one), counted from 1. By default those that `vlcam.phrases.find_phrases` finds.
             recipe: as in `explain`; one that makes a map over the image.
             threshold: share of a heatmap's largest value from which on its pixels may belong to the box; see
-                `vlcam.grounding.largest_component`.
+                `vlcam.boxes.largest_component`.
             target: as in `explain`.
             layer: as in `explain`.
             against: as in `explain`; of a contrastive score by default all phrases.
