@@ -66,14 +66,14 @@ docs: notebooks ## remake the measured tables, the pictures, and the notebooks
 train: $(READY) ## train the embedded models from their seeds, a few hours on two cores
 	$(BIN)/python -m training.blip_itm --out runs/tiny-blip-itm
 	$(BIN)/python -m training.publish runs/tiny-blip-itm tiny-blip-itm
-	$(BIN)/python -m training.classifiers --model vit --out runs/tiny-vit
+	$(BIN)/python -m training.classifiers --run vit --out runs/tiny-vit
 	$(BIN)/python -m training.publish runs/tiny-vit tiny-vit
-	$(BIN)/python -m training.classifiers --model beit-first --out runs/tiny-beit-first
-	$(BIN)/python -m training.classifiers --model beit --out runs/tiny-beit
+	$(BIN)/python -m training.classifiers --run beit-first --out runs/tiny-beit-first
+	$(BIN)/python -m training.classifiers --run beit --out runs/tiny-beit
 	$(BIN)/python -m training.publish runs/tiny-beit tiny-beit
-	$(BIN)/python -m training.classifiers --model swin-first --out runs/tiny-swin-first
-	$(BIN)/python -m training.classifiers --model swin-second --out runs/tiny-swin-second
-	$(BIN)/python -m training.classifiers --model swin --out runs/tiny-swin
+	$(BIN)/python -m training.classifiers --run swin-first --out runs/tiny-swin-first
+	$(BIN)/python -m training.classifiers --run swin-second --out runs/tiny-swin-second
+	$(BIN)/python -m training.classifiers --run swin --out runs/tiny-swin
 	$(BIN)/python -m training.publish runs/tiny-swin tiny-swin
 	$(BIN)/python -m training.segmenter --run first --out runs/tiny-beit-seg-first
 	$(BIN)/python -m training.segmenter --run last --out runs/tiny-beit-seg

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from training import batches, blip_itm, blip_writing, clip, clip_maps, pieces, written
+from training import batches, blip_itm, blip_writing, clip, clip_maps, loop, pieces, written
 from training.pictures import LABEL_IDS, LABELS
 from training.vocabulary import QUESTION_WORDS, tokenizer, vocabulary
 from vlcam import scenes
@@ -108,7 +108,7 @@ def test_losses_are_finite_and_a_step_changes_the_weights(words, batch):
 
 
 def test_the_schedule_warms_up_and_falls():
-    rates = [blip_itm.schedule(step, PLAN) for step in range(PLAN.steps)]
+    rates = [loop.schedule(step, PLAN.warmup, PLAN.steps) for step in range(PLAN.steps)]
     assert np.argmax(rates) in (PLAN.warmup - 1, PLAN.warmup)
     assert rates[0] == pytest.approx(1 / PLAN.warmup)
     assert rates[-1] == pytest.approx(0.02, abs=1e-3)

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import logging
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +19,7 @@ from transformers import BertTokenizer, BlipConfig, BlipForImageTextRetrieval, B
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 from training.batches import BACKGROUND, COLOUR_IDS, IGNORED, SHAPE_IDS, Sample, Scenes
+from training.loop import Learning, command, write_plan
 from training.vocabulary import BEGIN_TOKENS, tokenizer
 from vlcam import scenes
 
@@ -59,6 +58,9 @@ class Plan:
     contrastive: float = 0.2
     blind: float = 0.6
     smoothing: float = 0.02
+
+
+PLANS = {"itm": Plan()}
 
 
 class GatedDropout(nn.Dropout):
@@ -264,39 +266,19 @@ def soft_cross_entropy(logits: torch.Tensor, positive: torch.Tensor) -> torch.Te
     return cross_entropy(logits, torch.stack([1 - positive, positive], -1))
 
 
-def schedule(step: int, plan: Plan) -> float:
-    """Linear warm-up, then cosine to a fiftieth."""
-    if step < plan.warmup:
-        return (step + 1) / plan.warmup
-    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
-    return 0.02 + 0.98 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) / 2
-
-
 def train(plan: Plan, out: Path) -> None:
     """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
     torch.manual_seed(plan.seed)
     words = tokenizer(plan.longest)
     trainee = Trainee(plan, words).train()
-    optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    learning = Learning(plan, trainee.parameters())
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Scenes(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=list, num_workers=1)
     weights = {"itm": 1.0, "token": plan.token, "look": plan.look, "dense": plan.dense, "contrastive": plan.contrastive}
-    running: dict[str, float] = {}
-    started = time.monotonic()
-    for step, batch in zip(range(plan.steps), data, strict=False):
-        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
-        parts = trainee.sight(batch) if step < plan.vision_steps else trainee.losses(batch, generator)
-        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimiser.step()
-        for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
-        if (step + 1) % 100 == 0:
-            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
-            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        if (step + 1) % 500 == 0 or step + 1 == plan.steps:
+    for batch in itertools.islice(data, learning.last):
+        alone = learning.done < plan.vision_steps
+        learning.step(trainee.sight(batch) if alone else trainee.losses(batch, generator), weights)
+        if learning.due(500):
             save(trainee, plan, words, out)
 
 
@@ -307,26 +289,12 @@ def save(trainee: Trainee, plan: Plan, words: BertTokenizer, out: Path) -> None:
     blip.half().save_pretrained(out)
     images = BlipImageProcessorPil(size={"height": plan.side, "width": plan.side})
     BlipProcessor(images, words).save_pretrained(out)
-    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    write_plan(plan, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: every number of the plan is an option."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, default in asdict(Plan()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    given = vars(parser.parse_args(arguments))
-    out, threads = given.pop("out"), given.pop("threads")
-    torch.set_num_threads(threads)
-    out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
-    )
-    train(Plan(**given), out)
+    command(__doc__, PLANS, train, arguments)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ Both begin with the weights of `tiny-blip-itm`, whose vision tower is left as it
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ import vlcam
 from training import blip_itm
 from training.batches import patch_cover, pixels
 from training.blip_itm import BRIGHTEST, GatedDropout, confirmed, encode_token, phrase_of_token
+from training.loop import Learning, command, write_plan
 from training.vocabulary import BEGIN_TOKENS, QUESTION_WORDS, tokenizer
 from vlcam import scenes
 
@@ -376,11 +375,10 @@ def train(plan: Plan, out: Path) -> None:
     """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
     torch.manual_seed(plan.seed)
     trainee = Trainee(plan, words_of(plan)).train()
-    learning = [parameter for parameter in trainee.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(learning, plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    learning = Learning(plan, [each for each in trainee.parameters() if each.requires_grad])
     generator, rng = torch.Generator().manual_seed(plan.seed), np.random.default_rng(plan.seed + 1)
-    running: dict[str, float] = {}
-    started, last = time.monotonic(), plan.stop or plan.steps
+    weights = {"write": 1.0, "look": plan.look}
+    started = time.monotonic()
     kept = out.with_name(f"gallery-{plan.seed}-{plan.gallery}.pt")  # the runs have it in common
     if kept.exists():
         drawn = Gallery(**torch.load(kept))
@@ -388,26 +386,11 @@ def train(plan: Plan, out: Path) -> None:
         drawn = gallery(plan, trainee.net.vision_model.eval())
         torch.save(vars(drawn), kept)
     log.info("%d scenes drawn and seen  (%.0f s)", plan.gallery, time.monotonic() - started)
-    for step in range(last):
-        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan)
-        parts = trainee.losses(drawn, rng.integers(plan.gallery, size=plan.batch).tolist(), rng, generator)
-        loss = parts["write"] + plan.look * parts["look"]
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(learning, 1.0)
-        optimiser.step()
-        for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
-        if (step + 1) % 100 == 0:
-            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
-            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        if (step + 1) % 200 == 0 or step + 1 == last:
+    for _ in range(learning.last):
+        chosen = rng.integers(plan.gallery, size=plan.batch).tolist()
+        learning.step(trainee.losses(drawn, chosen, rng, generator), weights)
+        if learning.due(200):
             save(trainee, plan, out)
-
-
-def schedule(step: int, plan: Plan) -> float:
-    """Linear warm-up, then cosine to a fiftieth."""
-    return blip_itm.schedule(step, blip_itm.Plan(steps=plan.steps, warmup=plan.warmup))
 
 
 def save(trainee: Trainee, plan: Plan, out: Path) -> None:
@@ -417,28 +400,12 @@ def save(trainee: Trainee, plan: Plan, out: Path) -> None:
     net.half().save_pretrained(out)
     images = BlipImageProcessorPil(size={"height": plan.side, "width": plan.side})
     BlipProcessor(images, trainee.words).save_pretrained(out)
-    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    write_plan(plan, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: every number of the plan is an option."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", choices=PLANS, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, default in asdict(Plan()).items():
-        if name != "model":
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
-    given = vars(parser.parse_args(arguments))
-    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("run")]
-    torch.set_num_threads(threads)
-    out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
-    )
-    train(replace(plan, **{name: value for name, value in given.items() if value is not None}), out)
+    command(__doc__, PLANS, train, arguments)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Trains `tiny-vit`, `tiny-beit` and `tiny-swin`: image classifiers that know coloured shapes.
 
-`python -m training.classifiers --model vit --out FOLDER` makes weights, processor and a training log from a seed;
+`python -m training.classifiers --run vit --out FOLDER` makes weights, processor and a training log from a seed;
 `tiny-beit` takes two runs, `beit-first` and then `beit`, `tiny-swin` three.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import logging
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from training import maps
 from training.batches import BACKGROUND, COLOUR_IDS, IGNORED, SHAPE_IDS
+from training.loop import Learning, command, write_plan
 from training.pictures import LABEL_IDS, LABELS, MEAN, NOBODY, STD, Gallery, Pictures, background, joined
 from vlcam import scenes
 
@@ -445,41 +445,20 @@ def recall(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (lowest > logits.masked_fill(present, -torch.inf).amax(1)).float().mean()
 
 
-def schedule(step: int, warmup: int, steps: int) -> float:
-    """Linear warm-up, then cosine to a fiftieth."""
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.02 + 0.98 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) / 2
-
-
 def train(plan: Plan, out: Path) -> None:
     """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
     torch.manual_seed(plan.seed)
     trainee = Trainee(plan).train()
     if plan.start:
         trainee.net.load_state_dict(type(trainee.net).from_pretrained(plan.start).state_dict())
-    optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    learning = Learning(plan, trainee.parameters())
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Gallery(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=joined, num_workers=1)
     weights = {"class": 1.0, "presence": plan.presence, "look": plan.look, "dense": plan.dense, "evidence": plan.dense}
     held_out = list(scenes.generate(HELD_OUT, seed=HELD_OUT_SEED))
-    running: dict[str, float] = {}
-    started = time.monotonic()
-    for step, batch in zip(range(plan.stop or plan.steps), data, strict=False):
-        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan.warmup, plan.steps)
-        parts = trainee.losses(batch, generator, alone=step < plan.vision_steps)
-        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimiser.step()
-        for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
-        if (step + 1) % 100 == 0:
-            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
-            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        if (step + 1) % plan.measure == 0 or step + 1 == (plan.stop or plan.steps):
+    for batch in itertools.islice(data, learning.last):
+        learning.step(trainee.losses(batch, generator, alone=learning.done < plan.vision_steps), weights)
+        if learning.due(plan.measure):
             found = maps.measure(save(trainee, plan, out), held_out)
             log.info("held out: %s", json.dumps(found))
 
@@ -490,30 +469,13 @@ def save(trainee: Trainee, plan: Plan, out: Path) -> Any:
     net.load_state_dict(trainee.net.state_dict())
     net.save_pretrained(out)
     processor(plan).save_pretrained(out)
-    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    write_plan(plan, out)
     return net
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: every number of the model's plan is an option."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=PLANS, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, default in asdict(Plan()).items():
-        if name != "model":
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
-    given = vars(parser.parse_args(arguments))
-    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("model")]
-    torch.set_num_threads(threads)
-    out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
-    )
-    changed = {name: value for name, value in given.items() if value is not None}
-    train(replace(plan, **changed), out)
+    """Command line: every number of the plan is an option."""
+    command(__doc__, PLANS, train, arguments)
 
 
 if __name__ == "__main__":

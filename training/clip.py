@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import logging
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from training import clip_maps
 from training.batches import BACKGROUND, COLOUR_IDS, IGNORED, SHAPE_IDS, Sample, Scenes
-from training.classifiers import BRIGHTEST, entropy, one_hot, recall, schedule
+from training.classifiers import BRIGHTEST, entropy, one_hot, recall
+from training.loop import Learning, command, write_plan
 from training.pictures import LABEL_IDS, LABELS, MOST, NOBODY
 from training.pieces import tokenizer
 from vlcam import scenes
@@ -422,34 +422,17 @@ def train(plan: Plan, out: Path) -> None:
     trainee = Trainee(plan).train()
     if plan.start:
         trainee.net.load_state_dict(CLIPModel.from_pretrained(plan.start).state_dict())
-    flat = [parameter for parameter in trainee.parameters() if parameter.ndim < 2]
-    deep = [parameter for parameter in trainee.parameters() if parameter.ndim >= 2]
-    groups = [{"params": deep, "weight_decay": plan.weight_decay}, {"params": flat, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, plan.rate, (0.9, 0.98))
+    learning = Learning(plan, trainee.parameters(), decayed=False)
     generator = torch.Generator().manual_seed(plan.seed)
     data = DataLoader(Scenes(plan.seed, plan.side, plan.patch), plan.batch, collate_fn=joined, num_workers=1)
     weights = {
         **{"phrase": 1.0, "presence": plan.presence, "captions": plan.captions},
         **{"look": plan.look, "point": plan.point, "dense": plan.dense, "evidence": plan.dense},
     }
-    running: dict[str, float] = {}
-    started = time.monotonic()
-    for step, batch in zip(range(plan.stop or plan.steps), data, strict=False):
-        for group in optimiser.param_groups:
-            group["lr"] = plan.rate * schedule(step, plan.warmup, plan.steps)
-        parts = trainee.losses(batch, generator, alone=step < plan.vision_steps)
-        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimiser.step()
+    for batch in itertools.islice(data, learning.last):
+        learning.step(trainee.losses(batch, generator, alone=learning.done < plan.vision_steps), weights)
         trainee.clamp()
-        for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
-        if (step + 1) % 100 == 0:
-            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
-            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        if (step + 1) % plan.measure == 0 or step + 1 == (plan.stop or plan.steps):
+        if learning.due(plan.measure):
             found = clip_maps.measure(save(trainee, plan, out), trainee.words)
             log.info("held out: %s", json.dumps(found))
 
@@ -460,29 +443,13 @@ def save(trainee: Trainee, plan: Plan, out: Path) -> Any:
     net.load_state_dict(trainee.net.state_dict())
     net.save_pretrained(out)
     processor(plan, trainee.words).save_pretrained(out)
-    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    write_plan(plan, out)
     return net
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: every number of the plan is an option."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", choices=PLANS, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, default in asdict(Plan()).items():
-        if name != "model":
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
-    given = vars(parser.parse_args(arguments))
-    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("run")]
-    torch.set_num_threads(threads)
-    out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
-    )
-    train(replace(plan, **{name: value for name, value in given.items() if value is not None}), out)
+    command(__doc__, PLANS, train, arguments)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ takes two runs, `first` and then `last`.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import logging
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from transformers.models.beit.image_processing_pil_beit import BeitImageProcesso
 
 from training import overlap
 from training.batches import COLOUR_IDS, SHAPE_IDS
-from training.classifiers import BICUBIC, HELD_OUT, HELD_OUT_SEED, schedule
+from training.classifiers import BICUBIC, HELD_OUT, HELD_OUT_SEED
+from training.loop import Learning, command, write_plan
 from training.pictures import LABELS, MEAN, NOBODY, STD, Gallery, Pictures, joined
 from vlcam import scenes
 
@@ -187,28 +187,14 @@ def train(plan: Plan, out: Path) -> None:
     """Train by the plan; write model, processor and log into `out`, also from time to time on the way."""
     torch.manual_seed(plan.seed)
     trainee = Trainee(plan).train()
-    optimiser = torch.optim.AdamW(trainee.parameters(), plan.rate, (0.9, 0.98), weight_decay=plan.weight_decay)
+    learning = Learning(plan, trainee.parameters(), logged=50)
     scene_stream = Gallery(plan.seed, plan.side, plan.patch // FINE, plan.repeats)
     data = DataLoader(scene_stream, plan.batch, collate_fn=joined, num_workers=1)
     weights = {"pixels": 1.0, "dense": plan.dense, "outline": plan.dense}
     held_out = list(scenes.generate(HELD_OUT, seed=HELD_OUT_SEED))
-    running: dict[str, float] = {}
-    started = time.monotonic()
-    for step, batch in zip(range(plan.steps), data, strict=False):
-        optimiser.param_groups[0]["lr"] = plan.rate * schedule(step, plan.warmup, plan.steps)
-        parts = trainee.losses(batch, alone=step < plan.vision_steps)
-        loss = sum((weight * parts[name] for name, weight in weights.items() if name in parts), torch.zeros(()))
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimiser.step()
-        for name, value in parts.items():
-            running[name] = 0.98 * running.get(name, value.item()) + 0.02 * value.item()
-        if (step + 1) % 50 == 0:
-            figures = " ".join(f"{name} {value:.3f}" for name, value in running.items())
-            log.info("step %d  %s  (%.0f s)", step + 1, figures, time.monotonic() - started)
-        seen = step + 1 - plan.vision_steps
-        if step + 1 == plan.steps or (seen > 0 and seen % plan.measure == 0):
+    for batch in itertools.islice(data, learning.last):
+        learning.step(trainee.losses(batch, alone=learning.done < plan.vision_steps), weights)
+        if learning.due(plan.measure, after=plan.vision_steps):
             found = overlap.measure(save(trainee, plan, out), held_out)
             log.info("held out: %s", json.dumps(found))
 
@@ -219,29 +205,13 @@ def save(trainee: Trainee, plan: Plan, out: Path) -> Any:
     net.load_state_dict(trainee.state())
     net.save_pretrained(out)
     processor(plan).save_pretrained(out)
-    (out / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n", encoding="utf-8")
+    write_plan(plan, out)
     return net
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: every number of the plan is an option."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", choices=PLANS, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, default in asdict(Plan()).items():
-        if name != "model" and isinstance(default, (int, float, str)):
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default))
-    given = vars(parser.parse_args(arguments))
-    out, threads, plan = given.pop("out"), given.pop("threads"), PLANS[given.pop("run")]
-    torch.set_num_threads(threads)
-    out.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[logging.StreamHandler(), logging.FileHandler(out / "train.log", mode="w")],
-    )
-    train(replace(plan, **{name: value for name, value in given.items() if value is not None}), out)
+    command(__doc__, PLANS, train, arguments)
 
 
 if __name__ == "__main__":
