@@ -143,6 +143,21 @@ def test_a_class_is_explained_by_label_or_index_and_verifies(run, photo, tmp_pat
         assert run("verify", found["files"]["explanation"])[0] == 0
 
 
+def test_an_answer_is_given_or_the_models_own_and_verifies(run, photo, scene, tmp_path):
+    colour, shape = scene.objects[0].phrase.split()
+    question = ("--text", f"what colour is the {shape}?")
+    for more, written in ((("--answer", "blue" if colour == "red" else "red"), False), ((), True)):
+        out = tmp_path / str(written)
+        found, printed, _ = run(
+            "explain", "--model", "tiny-blip-vqa", "--image", photo, *question, *more, "--out", out, "--json"
+        )
+        assert found == 0
+        record = json.loads(printed)
+        answer = record["provenance"]["answer"]
+        assert (answer["written"], answer["given"]) == (written, colour if written else more[1])
+        assert run("verify", record["files"]["explanation"])[0] == 0
+
+
 def test_a_model_that_takes_no_text_and_a_class_that_is_not_there_are_refused(run, photo, tmp_path):
     command = ("explain", "--model", "tiny-vit", "--image", photo, "--out", tmp_path / "o")
     for more, code, words in (

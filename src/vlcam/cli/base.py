@@ -22,7 +22,6 @@ from vlcam.provenance import versions
 from vlcam.recipe import Recipe
 
 __all__ = [
-    "JsonFlag",
     "app",
     "bar",
     "emit",
@@ -43,8 +42,6 @@ be done or did not reproduce, 2 the command asks for something that does not exi
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 people = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,18 +8,15 @@ from typing import Annotated
 import typer
 
 from vlcam import demo as demo_job
-from vlcam.cli.base import (
-    JsonFlag,
-    emit,
-    people,
-)
+from vlcam.cli import options
+from vlcam.cli.base import emit, people
 from vlcam.cli.explain import tell
 
 __all__ = ["demo"]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"), as_json: JsonFlag = False
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"), as_json: options.AsJson = False
 ) -> None:
     """Explain a scene with the embedded model and write the pictures."""
     written = demo_job.run(out)

@@ -12,56 +12,41 @@ import typer
 
 import vlcam
 from vlcam.archive import make_folder
-from vlcam.cli.base import (
-    JsonFlag,
-    bar,
-    emit,
-    family_options,
-    people,
-    read_recipe,
-    refuse_existing,
-    slug,
-    target_of,
-)
+from vlcam.cli import options
+from vlcam.cli.base import bar, emit, family_options, people, read_recipe, refuse_existing, slug, target_of
 from vlcam.errors import EvidenceError, FileError, InputError
 from vlcam.explanation import Explanation
 
 __all__ = ["explain", "tell"]
 
-
 _ENDINGS = {"explanation": ".png", "record": ".json", "map": ".npy"}
 
 
 def explain(
-    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
+    model: options.Model,
     image: Annotated[list[Path], typer.Option(help="Image file; may be given several times.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    out: options.OutFolder,
     text: Annotated[
         list[str] | None, typer.Option(help="The text, for a model that takes text; several share one pass.")
     ] = None,
     phrase: Annotated[str | None, typer.Option(help="Words of the text; by default the whole text.")] = None,
     occurrence: Annotated[int | None, typer.Option(help="Which one, if the phrase stands more than once.")] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="How a phrase of a contrastive score is read: phrase (alone) or in_place.")
-    ] = None,
-    against: Annotated[
-        list[str] | None, typer.Option(help="Another text to compare with; repeatable. Default: all texts given.")
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
-    layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
-    target: Annotated[str | None, typer.Option(help="Class (label or index), or score: itm, contrastive.")] = None,
-    scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the model family, such as first_token=cls; repeatable.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    prompt: options.Prompt = None,
+    against: options.Against = None,
+    answer: options.Answer = None,
+    recipe: options.RecipeName = None,
+    layer: options.Layer = None,
+    layer_rule: options.LayerRule = None,
+    target: options.Target = None,
+    scale: options.Scale = None,
+    option: options.FamilyOption = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
     alpha: Annotated[float, typer.Option(min=0.0, max=1.0, help="Opacity of the word overlays.")] = 0.6,
     words: Annotated[bool, typer.Option("--words", help="Also write an overlay for every word.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse text beyond the model's limit.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    as_json: JsonFlag = False,
+    strict: options.Strict = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Explain the score of an image and a text, or a class: a PNG that carries its recipe, a record, the raw map."""
     chosen = None if recipe is None else read_recipe(recipe)
@@ -82,6 +67,7 @@ def explain(
                     layer=layer or None,
                     target=target_of(target, list(loaded.adapter.labels)),
                     against=against or None,
+                    answer=answer,
                     strict=strict,
                     progress=progress,
                     **changes,

@@ -10,53 +10,40 @@ import typer
 
 import vlcam
 from vlcam.archive import make_folder
-from vlcam.cli.base import (
-    JsonFlag,
-    bar,
-    emit,
-    family_options,
-    people,
-    read_recipe,
-    refuse_existing,
-    slug,
-)
+from vlcam.cli import options
+from vlcam.cli.base import bar, emit, family_options, people, read_recipe, refuse_existing, slug
 from vlcam.errors import FileError
 from vlcam.grounding import Grounding
 
 __all__ = ["ground"]
 
-
 _ENDINGS = {"picture": ".png", "coco": "-coco.json", "record": ".json"}
 
 
 def ground(
-    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
-    image: Annotated[Path, typer.Option(help="Image file.")],
+    model: options.Model,
+    image: options.ImageFile,
     text: Annotated[str, typer.Option(help="The caption.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
+    out: options.OutFolder,
     phrase: Annotated[
         list[str] | None, typer.Option(help="Words of the caption; repeatable. Default: those that a rule finds.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Share of a map's largest value that belongs to a box.")] = 0.5,
-    prompt: Annotated[
-        str | None, typer.Option(help="How a phrase of a contrastive score is read: phrase (alone) or in_place.")
-    ] = None,
-    against: Annotated[
-        list[str] | None, typer.Option(help="Another text to compare with; repeatable. Default: all phrases.")
-    ] = None,
-    answer: Annotated[str | None, typer.Option(help="The answer, for a model that answers questions.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a .toml or .json file.")] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Block in place of the recipe's; may be repeated.")] = None,
-    layer_rule: Annotated[str | None, typer.Option(help="How several blocks are merged: mean, sum, max.")] = None,
-    target: Annotated[str | None, typer.Option(help="Score: itm, contrastive, caption.")] = None,
-    scale: Annotated[str | None, typer.Option(help="Scale in place of the recipe's: logit, probability, ...")] = None,
+    prompt: options.Prompt = None,
+    against: options.Against = None,
+    answer: options.Answer = None,
+    recipe: options.RecipeName = None,
+    layer: options.Layer = None,
+    layer_rule: options.LayerRule = None,
+    target: options.Target = None,
+    scale: options.Scale = None,
     image_id: Annotated[int, typer.Option(help="The image's number in the COCO file.")] = 1,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the model family; repeatable.")] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse text beyond the model's limit.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    as_json: JsonFlag = False,
+    option: options.FamilyOption = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    strict: options.Strict = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Find every phrase of a caption in the image: a picture with boxes, the boxes as COCO, a record."""
     chosen = None if recipe is None else read_recipe(recipe)

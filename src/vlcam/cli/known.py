@@ -9,16 +9,13 @@ import typer
 import vlcam
 from vlcam import wording
 from vlcam.catalogue import named
-from vlcam.cli.base import (
-    JsonFlag,
-    emit,
-    people,
-)
+from vlcam.cli import options
+from vlcam.cli.base import emit, people
 
 __all__ = ["anatomy", "models", "recipes"]
 
 
-def models(as_json: JsonFlag = False) -> None:
+def models(as_json: options.AsJson = False) -> None:
     """List the embedded models."""
     known = vlcam.models()
     for name, entry in known.items():
@@ -28,7 +25,7 @@ def models(as_json: JsonFlag = False) -> None:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One recipe, whole.")] = None, as_json: JsonFlag = False
+    name: Annotated[str | None, typer.Argument(help="One recipe, whole.")] = None, as_json: options.AsJson = False
 ) -> None:
     """List the named recipes, or show one with its formula and source."""
     if name is None:
@@ -51,7 +48,7 @@ def _entry(name: str) -> dict[str, Any]:
     return {
         "recipe": entry.recipe.to_dict() | {"fingerprint": entry.recipe.fingerprint},
         "formula": wording.formula(entry.recipe).splitlines(),
-        "citation": entry.citation,
+        "citation": str(entry.citation),
         "code": entry.code,
         "published_depth": entry.depth or None,
         "notes": entry.notes,
@@ -59,7 +56,8 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def anatomy(
-    model: Annotated[str, typer.Argument(help="Embedded model, folder or checkpoint name.")], as_json: JsonFlag = False
+    model: Annotated[str, typer.Argument(help="Embedded model, folder or checkpoint name.")],
+    as_json: options.AsJson = False,
 ) -> None:
     """Show a model's streams, blocks, sites, tokens and targets."""
     found = vlcam.load(model).anatomy

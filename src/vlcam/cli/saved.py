@@ -9,11 +9,8 @@ import numpy as np
 import typer
 
 import vlcam
-from vlcam.cli.base import (
-    JsonFlag,
-    emit,
-    people,
-)
+from vlcam.cli import options
+from vlcam.cli.base import emit, people
 from vlcam.explanation import Explanation
 
 __all__ = ["verify"]
@@ -24,7 +21,7 @@ def verify(
     image: Annotated[Path | None, typer.Option(help="The image, if the file does not carry it.")] = None,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if not where the record says.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
-    as_json: JsonFlag = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute a saved map again and compare; exit code 1 if it does not come out."""
     saved = Explanation.open(file, image=None if image is None else str(image))

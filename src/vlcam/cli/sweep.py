@@ -12,17 +12,8 @@ import typer
 import vlcam
 from vlcam import wording
 from vlcam.archive import make_folder
-from vlcam.cli.base import (
-    JsonFlag,
-    bar,
-    emit,
-    family_options,
-    people,
-    read_recipe,
-    refuse_existing,
-    slug,
-    target_of,
-)
+from vlcam.cli import options
+from vlcam.cli.base import bar, emit, family_options, people, read_recipe, refuse_existing, slug, target_of
 from vlcam.errors import FileError, RecipeError, listing
 from vlcam.explanation import Explanation
 from vlcam.grid import fitting
@@ -32,23 +23,23 @@ __all__ = ["sweep"]
 
 
 def sweep(
-    model: Annotated[str, typer.Option(help="Embedded model, folder or checkpoint name.")],
-    image: Annotated[Path, typer.Option(help="Image file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results; made if it does not exist.")],
-    text: Annotated[str | None, typer.Option(help="The text, for a model that takes text.")] = None,
-    against: Annotated[list[str] | None, typer.Option(help="Another text to compare with; repeatable.")] = None,
+    model: options.Model,
+    image: options.ImageFile,
+    out: options.OutFolder,
+    text: options.Text = None,
+    against: options.Against = None,
     recipe: Annotated[
         list[str] | None, typer.Option(help="Name of a recipe, or a .toml or .json file; repeatable. Default: all.")
     ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Every site by every weighting, in place of names.")] = False,
     layer: Annotated[list[int] | None, typer.Option(help="Blocks of the grid; by default the last.")] = None,
-    target: Annotated[str | None, typer.Option(help="Class (label or index), or score: itm, contrastive.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the model family; repeatable.")] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    target: options.Target = None,
+    option: options.FamilyOption = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
     save: Annotated[bool, typer.Option("--save", help="Also save every explanation.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    as_json: JsonFlag = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Explain one image with many recipes from one pass: a figure that compares them, and a table."""
     if grid and recipe:
