@@ -9,11 +9,12 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import (
+    AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSemanticSegmentation,
     BertTokenizer,
@@ -80,35 +81,122 @@ CLASSIFIER_WORDS = {
 }
 KINDS: tuple[scenes.Mismatch, ...] = ("attribute", "object", "binding")
 
+Plan = dict[str, Any]
+Figures = dict[str, Any]
+Way = tuple[tuple[str, ...], Callable[[Path, Plan], Figures], Callable[[str, Figures, Path], str]]
+
 
 def publish(run: Path, name: str) -> None:
-    """Copy, measure, and write `figures.json` and the model card."""
+    """Copy a run's files into the package, measure, and write `figures.json` and the model card."""
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    files, measured, card = WAYS.get(plan.get("model", "blip-itm"), CLASSIFIER)
     folder = EMBEDDED / name
     folder.mkdir(parents=True, exist_ok=True)
-    for file in SHIPPED:
+    for file in files:
         shutil.copyfile(run / file, folder / file)
-    model = vlcam.load(folder)
-    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
-    shares = pointing.pointing(model, held_out)
     figures = {
+        **measured(folder, plan),
+        "bytes": sum((folder / file).stat().st_size for file in files),
+        "plan": plan,
+        "log_end": log_end(run),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card(name, figures, folder), encoding="utf-8")
+    log.info("%s", json.dumps(figures, indent=2))
+
+
+def held_out_scenes() -> list[scenes.Scene]:
+    """Scenes that no training has seen."""
+    return list(scenes.generate(HELD_OUT, seed=pointing.SEED))
+
+
+def held_out_record(held_out: Sequence[scenes.Scene], what: str) -> dict[str, int]:
+    """How many scenes and objects there are, and from which seed."""
+    return {"scenes": HELD_OUT, "seed": pointing.SEED, what: sum(len(s.objects) for s in held_out)}
+
+
+def log_end(run: Path) -> str:
+    """The last line of a run's log that tells of a step."""
+    lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
+    return next(line for line in reversed(lines) if line.startswith("step"))
+
+
+def measured_itm(folder: Path, _plan: Plan) -> Figures:
+    """The figures of a BLIP with an ITM head, through vlcam."""
+    model, held_out = vlcam.load(folder), held_out_scenes()
+    shares = pointing.pointing(model, held_out)
+    return {
         "summary": "BLIP with an ITM head, trained on scenes of coloured shapes: 'a red circle and a blue square'",
-        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "phrases": sum(len(s.objects) for s in held_out)},
+        "held_out": held_out_record(held_out, "phrases"),
         "itm_accuracy": {kind: round(pointing.accuracy(model, held_out, kind), 3) for kind in KINDS},
         "pointing_game": {
             title: [None if share is None else round(share, 3) for share in row] for title, row in shares.items()
         },
         "best_block": pointing.best_block(shares[pointing.PUBLISHED]),
         "chance": round(pointing.chance(held_out), 3),
-        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
-        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
-        "log_end": (run / "train.log").read_text(encoding="utf-8").strip().splitlines()[-1],
     }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card(name, figures), encoding="utf-8")
-    log.info("%s", json.dumps(figures, indent=2))
 
 
-def card(name: str, figures: dict[str, Any]) -> str:
+def measured_classifier(folder: Path, _plan: Plan) -> Figures:
+    """The figures of an image classifier, in plain torch."""
+    net = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    held_out = held_out_scenes()
+    return {
+        "summary": f"{SHORT[net.config.model_type]}, trained on scenes of coloured shapes: 'red circle', 'blue square'",
+        "held_out": held_out_record(held_out, "objects"),
+        **maps.measure(net, held_out),
+        "chance": round(pointing.chance(held_out), 3),
+    }
+
+
+def measured_segmenter(folder: Path, _plan: Plan) -> Figures:
+    """The figures of a segmenter, in plain torch."""
+    net = AutoModelForSemanticSegmentation.from_pretrained(folder, attn_implementation="eager").eval()
+    held_out = held_out_scenes()
+    return {
+        "summary": "BEiT segmenter, trained on scenes of coloured shapes: 'background', 'red circle', 'blue square'",
+        "held_out": held_out_record(held_out, "objects"),
+        **overlap.measure(net, held_out),
+        "chance": round(pointing.chance(held_out), 3),
+    }
+
+
+def measured_clip(folder: Path, _plan: Plan) -> Figures:
+    """The figures of a CLIP, in plain torch."""
+    pairs = list(scenes.generate(clip_maps.HELD_OUT, seed=clip_maps.SEED, objects=(2, 2)))
+    return {
+        "summary": "CLIP, trained on scenes of coloured shapes and captions: 'a red circle and a blue square'",
+        "held_out": {
+            "seed": clip_maps.SEED,
+            "of_one_object": clip_maps.ALONE,
+            "of_two_objects": clip_maps.HELD_OUT,
+            "scenes": clip_maps.HELD_OUT,
+            "galleries": clip_maps.GALLERIES,
+            "gallery": clip_maps.CROWD,
+        },
+        **clip_maps.measure(CLIPModel.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)),
+        "chance": round(pointing.chance(pairs), 3),
+    }
+
+
+def measured_writer(folder: Path, plan: Plan) -> Figures:
+    """The figures of a BLIP that writes, through vlcam."""
+    model, held_out = vlcam.load(folder), held_out_scenes()
+    if plan["model"] == "blip-vqa":
+        summary = "BLIP that answers, trained on scenes of coloured shapes: 'what colour is the star?'"
+        found = written.answer_figures(model, held_out)
+    else:
+        summary = "BLIP that writes captions, trained on scenes of coloured shapes: 'a red circle and a blue square'"
+        found = written.caption_figures(model, BertTokenizer.from_pretrained(folder), held_out)
+    return {
+        "summary": summary,
+        "held_out": held_out_record(held_out, "phrases"),
+        **found,
+        "chance": round(pointing.chance(held_out), 3),
+    }
+
+
+def card_itm(name: str, figures: Figures, _folder: Path) -> str:
     """The model card, Markdown, from the measured figures."""
     depth = len(next(iter(figures["pointing_game"].values())))
     kinds = figures["itm_accuracy"].items()
@@ -129,30 +217,9 @@ def card(name: str, figures: dict[str, Any]) -> str:
     )
 
 
-def publish_classifier(run: Path, name: str) -> None:
-    """Copy, measure in plain torch, and write `figures.json` and the model card of an image classifier."""
-    folder = EMBEDDED / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in SHIPPED_CLASSIFIER:
-        shutil.copyfile(run / file, folder / file)
-    net = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
-    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
-    figures = {
-        "summary": f"{SHORT[net.config.model_type]}, trained on scenes of coloured shapes: 'red circle', 'blue square'",
-        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "objects": sum(len(s.objects) for s in held_out)},
-        **maps.measure(net, held_out),
-        "chance": round(pointing.chance(held_out), 3),
-        "bytes": sum((folder / file).stat().st_size for file in SHIPPED_CLASSIFIER),
-        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
-        "log_end": log_end(run),
-    }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card_classifier(name, figures, net.config), encoding="utf-8")
-    log.info("%s", json.dumps(figures, indent=2))
-
-
-def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
+def card_classifier(name: str, figures: Figures, folder: Path) -> str:
     """The model card of an image classifier, Markdown, from the measured figures."""
+    config = AutoConfig.from_pretrained(folder)
     boxes = figures["pointing_game_box"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
     differs = {key: text.format(**figures["plan"]) for key, text in CLASSIFIER_WORDS[config.model_type].items()}
@@ -176,30 +243,9 @@ def card_classifier(name: str, figures: dict[str, Any], config: Any) -> str:
     )
 
 
-def publish_segmenter(run: Path, name: str) -> None:
-    """Copy, measure in plain torch, and write `figures.json` and the model card of a segmenter."""
-    folder = EMBEDDED / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in SHIPPED_CLASSIFIER:
-        shutil.copyfile(run / file, folder / file)
-    net = AutoModelForSemanticSegmentation.from_pretrained(folder, attn_implementation="eager").eval()
-    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
-    figures = {
-        "summary": "BEiT segmenter, trained on scenes of coloured shapes: 'background', 'red circle', 'blue square'",
-        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "objects": sum(len(s.objects) for s in held_out)},
-        **overlap.measure(net, held_out),
-        "chance": round(pointing.chance(held_out), 3),
-        "bytes": sum((folder / file).stat().st_size for file in SHIPPED_CLASSIFIER),
-        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
-        "log_end": log_end(run),
-    }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card_segmenter(name, figures, net.config), encoding="utf-8")
-    log.info("%s", json.dumps(figures, indent=2))
-
-
-def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
+def card_segmenter(name: str, figures: Figures, folder: Path) -> str:
     """The model card of a segmenter, Markdown, from the measured figures."""
+    config = AutoConfig.from_pretrained(folder)
     boxes, plan, first = figures["pointing_game_box"], figures["plan"], segmenter.PLANS["first"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
     plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
@@ -225,36 +271,7 @@ def card_segmenter(name: str, figures: dict[str, Any], config: Any) -> str:
     )
 
 
-def publish_clip(run: Path, name: str) -> None:
-    """Copy, measure in plain torch, and write `figures.json` and the model card of a CLIP."""
-    folder = EMBEDDED / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in SHIPPED:
-        shutil.copyfile(run / file, folder / file)
-    net = CLIPModel.from_pretrained(folder)
-    pairs = list(scenes.generate(clip_maps.HELD_OUT, seed=clip_maps.SEED, objects=(2, 2)))
-    figures = {
-        "summary": "CLIP, trained on scenes of coloured shapes and captions: 'a red circle and a blue square'",
-        "held_out": {
-            "seed": clip_maps.SEED,
-            "of_one_object": clip_maps.ALONE,
-            "of_two_objects": clip_maps.HELD_OUT,
-            "scenes": clip_maps.HELD_OUT,
-            "galleries": clip_maps.GALLERIES,
-            "gallery": clip_maps.CROWD,
-        },
-        **clip_maps.measure(net, CLIPTokenizer.from_pretrained(folder)),
-        "chance": round(pointing.chance(pairs), 3),
-        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
-        "plan": json.loads((run / "plan.json").read_text(encoding="utf-8")),
-        "log_end": log_end(run),
-    }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card_clip(name, figures), encoding="utf-8")
-    log.info("%s", json.dumps(figures, indent=2))
-
-
-def card_clip(name: str, figures: dict[str, Any]) -> str:
+def card_clip(name: str, figures: Figures, _folder: Path) -> str:
     """The model card of a CLIP, Markdown, from the measured figures."""
     boxes = figures["pointing_game_box"]
     rows = [f"| {title} | {share:.3f} | {boxes[title]:.3f} |" for title, share in figures["pointing_game"].items()]
@@ -280,36 +297,7 @@ def card_clip(name: str, figures: dict[str, Any]) -> str:
     )
 
 
-def publish_writer(run: Path, name: str) -> None:
-    """Copy, measure through vlcam, and write `figures.json` and the model card of a BLIP that writes."""
-    folder = EMBEDDED / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in SHIPPED:
-        shutil.copyfile(run / file, folder / file)
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    held_out = list(scenes.generate(HELD_OUT, seed=pointing.SEED))
-    model = vlcam.load(folder)
-    if plan["model"] == "blip-vqa":
-        summary = "BLIP that answers, trained on scenes of coloured shapes: 'what colour is the star?'"
-        measured = written.answer_figures(model, held_out)
-    else:
-        summary = "BLIP that writes captions, trained on scenes of coloured shapes: 'a red circle and a blue square'"
-        measured = written.caption_figures(model, BertTokenizer.from_pretrained(folder), held_out)
-    figures = {
-        "summary": summary,
-        "held_out": {"scenes": HELD_OUT, "seed": pointing.SEED, "phrases": sum(len(s.objects) for s in held_out)},
-        **measured,
-        "chance": round(pointing.chance(held_out), 3),
-        "bytes": sum((folder / file).stat().st_size for file in SHIPPED),
-        "plan": plan,
-        "log_end": log_end(run),
-    }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card_writer(name, figures), encoding="utf-8")
-    log.info("%s", json.dumps(figures, indent=2))
-
-
-def card_writer(name: str, figures: dict[str, Any]) -> str:
+def card_writer(name: str, figures: Figures, _folder: Path) -> str:
     """The model card of a BLIP that writes, Markdown, from the measured figures."""
     depth = figures["plan"]["text_layers"]
     plain = {key: value for key, value in figures.items() if isinstance(value, (int, float, str))}
@@ -331,10 +319,15 @@ def card_writer(name: str, figures: dict[str, Any]) -> str:
     )
 
 
-def log_end(run: Path) -> str:
-    """The last line of a run's log that tells of a step."""
-    lines = (run / "train.log").read_text(encoding="utf-8").strip().splitlines()
-    return next(line for line in reversed(lines) if line.startswith("step"))
+CLASSIFIER: Way = (SHIPPED_CLASSIFIER, measured_classifier, card_classifier)
+WAYS: dict[str, Way] = {
+    "blip-itm": (SHIPPED, measured_itm, card_itm),
+    "beit-seg": (SHIPPED_CLASSIFIER, measured_segmenter, card_segmenter),
+    "clip": (SHIPPED, measured_clip, card_clip),
+    "blip-caption": (SHIPPED, measured_writer, card_writer),
+    "blip-vqa": (SHIPPED, measured_writer, card_writer),
+}
+"""What is shipped, how it is measured and how its card is written, by the `model` of a run's plan."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -344,15 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    plan = json.loads((given.run / "plan.json").read_text(encoding="utf-8"))
-    way = {
-        None: publish,
-        "beit-seg": publish_segmenter,
-        "clip": publish_clip,
-        "blip-caption": publish_writer,
-        "blip-vqa": publish_writer,
-    }.get(plan.get("model"), publish_classifier)
-    way(given.run, given.name)
+    publish(given.run, given.name)
 
 
 if __name__ == "__main__":
