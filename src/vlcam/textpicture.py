@@ -11,21 +11,19 @@ from __future__ import annotations
 import html
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from vlcam.colours import colourise
 from vlcam.errors import InputError
+from vlcam.glyphs import Colour, length, text_width, write
 
 __all__ = ["draw", "words_html"]
 
-Colour = tuple[int, int, int]
 Span = tuple[int, int]
 
 _ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
@@ -34,23 +32,6 @@ _NEWLINE = rf"\r\n|[{_ENDS}]"
 _PIECE = re.compile(rf"{_NEWLINE}|[^\S{_ENDS}\xa0\u202f]+|[\S\xa0\u202f]+")
 _SMOOTH = 4  # corners are drawn this many times larger
 _LONG = 1e6  # from here on scores are written with an exponent
-
-# What Pillow's font lacks is drawn with what it has: dashes by a hyphen, a letter with an accent by both.
-_ALIKE = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-") | {"\u2022": "\xb7"}
-_ACCENTS = {
-    "\u0300": "`",
-    "\u0301": "\xb4",
-    "\u0302": "^",
-    "\u0303": "~",
-    "\u0304": "-",
-    "\u0307": ".",
-    "\u0308": "..",
-    "\u030a": "\xb0",
-    "\u030b": "\xb4\xb4",
-}
-_CEDILLA = "\u0327"
-_ABSENT = "\U0010ffff"  # no character: as it is drawn, so is all that a font lacks
-_UNSEEN = ("Mn", "Me", "Cf", "Cc")  # joiners, variation selectors and the like
 
 
 class _Page(NamedTuple):
@@ -142,13 +123,13 @@ def draw(
     if size < 1 or width < 1:
         raise InputError(f"size={size!r}, width={width!r}: lengths in pixels are at least 1")
     words, page = _words(text, spans, values, colormap)
-    margin = _part(size, 0.9)
+    margin = length(size, 0.9)
     room = max(1, width - 2 * margin)
-    blocks = [(_body(text, words, size, room, _part(size, 0.6) if apart else 0), page.grey)]
+    blocks = [(_body(text, words, size, room, length(size, 0.6) if apart else 0), page.grey)]
     if title:
-        blocks.insert(0, (_plain_block(title, _part(size, 0.82, 9), room, _part(size, 0.5)), page.title))
+        blocks.insert(0, (_plain_block(title, length(size, 0.82, 9), room, length(size, 0.5)), page.title))
     if apart:
-        blocks.append((_plain_block(_listed(apart), _part(size, 0.5, 9), room), page.grey))
+        blocks.append((_plain_block(_listed(apart), length(size, 0.5, 9), room), page.grey))
 
     extent = max(width, max(block.width for block, _ in blocks) + 2 * margin)
     picture = Image.new("RGB", (extent, sum(block.height for block, _ in blocks) + 2 * margin), page.ground)
@@ -274,13 +255,13 @@ def _body(text: str, words: Sequence[_Word], size: int, room: int, after: int) -
         pieces += _parts(text[word.start : word.end], word, size, room)
         read = word.end
     pieces += _pieces(text[read:])
-    scores = _part(size, 0.14) + _part(size, 0.5, 9) if words else 0
-    lead = _part(size, 0.45 if words else 0.1)
-    return _Block(_lines(pieces, size, room), size, _part(size, 1.4) + scores + lead, lead, after)
+    scores = length(size, 0.14) + length(size, 0.5, 9) if words else 0
+    lead = length(size, 0.45 if words else 0.1)
+    return _Block(_lines(pieces, size, room), size, length(size, 1.4) + scores + lead, lead, after)
 
 
 def _plain_block(text: str, size: int, room: int, after: int = 0) -> _Block:
-    return _Block(_lines(_pieces(text), size, room), size, _part(size, 1.4), 0, after)
+    return _Block(_lines(_pieces(text), size, room), size, length(size, 1.4), 0, after)
 
 
 def _pieces(text: str) -> list[_Piece]:
@@ -328,165 +309,38 @@ def _begin(lines: list[list[tuple[int, _Piece]]], x: int, wide: int, room: int) 
     return 0
 
 
-def _part(size: int, share: float, least: int = 1) -> int:
-    """A length in pixels, as a share of the size of the text."""
-    return max(least, round(share * size))
-
-
 def _width(piece: _Piece, size: int) -> int:
     if piece.kind == "blank":
-        return _part(size, 0.3) * len(piece.text)
+        return length(size, 0.3) * len(piece.text)
     if piece.word is None:
-        return _text_width(piece.text, size)
-    box = _text_width(piece.text, size) + 2 * _part(size, 0.28)
-    return max(box, _text_width(_written(piece.word.score), _part(size, 0.5, 9))) + 2 * _part(size, 0.05)
+        return text_width(piece.text, size)
+    box = text_width(piece.text, size) + 2 * length(size, 0.28)
+    return max(box, text_width(_written(piece.word.score), length(size, 0.5, 9))) + 2 * length(size, 0.05)
 
 
 def _draw_piece(picture: Image.Image, piece: _Piece, size: int, x: int, top: int, grey: Colour) -> None:
-    canvas, baseline = ImageDraw.Draw(picture), top + _part(size, 1.03)
+    canvas, baseline = ImageDraw.Draw(picture), top + length(size, 1.03)
     if piece.word is None:
-        _write(canvas, piece.text, x, baseline, size, grey)
+        write(canvas, piece.text, x, baseline, size, grey)
         return
-    gap, small = _part(size, 0.05), _part(size, 0.5, 9)
-    wide, high = _width(piece, size) - 2 * gap, _part(size, 1.4)
+    gap, small = length(size, 0.05), length(size, 0.5, 9)
+    wide, high = _width(piece, size) - 2 * gap, length(size, 1.4)
     colour, score = piece.word.colour, _written(piece.word.score)
     _draw_box(picture, (x + gap, top, wide, high), size, colour, grey)
     middle = x + gap + wide / 2
-    _write(canvas, piece.text, middle - _text_width(piece.text, size) / 2, baseline, size, _readable(colour))
-    below = top + high + _part(size, 0.14) + _part(small, 0.78)
-    _write(canvas, score, middle - _text_width(score, small) / 2, below, small, grey)
+    write(canvas, piece.text, middle - text_width(piece.text, size) / 2, baseline, size, _readable(colour))
+    below = top + high + length(size, 0.14) + length(small, 0.78)
+    write(canvas, score, middle - text_width(score, small) / 2, below, small, grey)
 
 
 def _draw_box(picture: Image.Image, box: tuple[int, int, int, int], size: int, colour: Colour, grey: Colour) -> None:
     """A box (left, top, width, height) with round corners, and an edge for colours that are close to the page's."""
     left, top, wide, high = box
     edge = tuple(round(0.8 * own + 0.2 * other) for own, other in zip(colour, grey, strict=True))
-    for inset, paint in ((0, edge), (_part(size, 0.04), colour)):
+    for inset, paint in ((0, edge), (length(size, 0.04), colour)):
         area = (wide - 2 * inset, high - 2 * inset)
         if min(area) > 0:
-            radius = max(0, _part(size, 0.3) - inset) * _SMOOTH
+            radius = max(0, length(size, 0.3) - inset) * _SMOOTH
             mask = Image.new("L", (area[0] * _SMOOTH, area[1] * _SMOOTH))
             ImageDraw.Draw(mask).rounded_rectangle((0, 0, mask.width - 1, mask.height - 1), radius, fill=255)
             picture.paste(paint, (left + inset, top + inset), mask.reduce(_SMOOTH))
-
-
-# Characters: what the font has, what can be put together from it, and codes for the rest
-
-
-class _Glyph(NamedTuple):
-    """Characters that the font has, with accents on the last one; or the code of one that it lacks."""
-
-    text: str
-    accents: str = ""
-    code: bool = False
-
-
-@lru_cache(maxsize=64)
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
-
-
-@lru_cache(maxsize=4096)
-def _has(character: str) -> bool:
-    if unicodedata.category(character) == "Cs":
-        return False
-    font = _font(24)
-    return bytes(font.getmask(character)) != bytes(font.getmask(_ABSENT))
-
-
-@lru_cache(maxsize=4096)
-def _glyphs(text: str) -> tuple[_Glyph, ...]:
-    found: list[_Glyph] = []
-    for character in unicodedata.normalize("NFC", text):
-        glyph = _glyph(character)
-        if glyph is None:
-            continue
-        if found and glyph == _Glyph(glyph.text) and found[-1] == _Glyph(found[-1].text):
-            found[-1] = _Glyph(found[-1].text + glyph.text)
-        else:
-            found.append(glyph)
-    return tuple(found)
-
-
-def _glyph(character: str) -> _Glyph | None:
-    shown = " " if character.isspace() else _ALIKE.get(character, character)
-    category = unicodedata.category(shown)
-    if category in _UNSEEN:
-        return None
-    if _has(shown):
-        return _Glyph(shown)
-    base, *marks = list(unicodedata.normalize("NFD", shown))
-    if marks and _has(base) and all(mark in _ACCENTS or mark == _CEDILLA for mark in marks):
-        return _Glyph(base, "".join(marks))
-    alike = unicodedata.normalize("NFKC", shown)
-    if alike != shown and all(map(_has, alike)):
-        return _Glyph(alike)
-    return _Glyph(f"{ord(character):04X}", code=True)
-
-
-def _text_width(text: str, size: int) -> int:
-    return math.ceil(sum(_glyph_width(glyph, size) for glyph in _glyphs(text)))
-
-
-def _glyph_width(glyph: _Glyph, size: int) -> float:
-    if not glyph.code:
-        return _font(size).getlength(glyph.text)
-    return _code_columns(glyph) * _digit(size) + _part(size, 0.34)
-
-
-def _code_columns(glyph: _Glyph) -> int:
-    return -(-len(glyph.text) // 2)
-
-
-def _digit(size: int) -> float:
-    return _font(_part(size, 0.36)).getlength("0")
-
-
-def _write(canvas: ImageDraw.ImageDraw, text: str, x: float, baseline: int, size: int, colour: Colour) -> None:
-    for glyph in _glyphs(text):
-        if glyph.code:
-            _write_code(canvas, glyph, round(x), baseline, size, colour)
-        else:
-            canvas.text((round(x), baseline), glyph.text, fill=colour, font=_font(size), anchor="ls")
-            _write_accents(canvas, glyph, round(x), baseline, size, colour)
-        x += _glyph_width(glyph, size)
-
-
-def _write_accents(
-    canvas: ImageDraw.ImageDraw, glyph: _Glyph, x: int, baseline: int, size: int, colour: Colour
-) -> None:
-    """Above the letter one on top of the other, or below it, in its middle."""
-    left, top, right, bottom = _ink(glyph.text, size)
-    for mark in glyph.accents:
-        accent = "," if mark == _CEDILLA else _ACCENTS[mark]
-        ink = _ink(accent, size)
-        if mark == _CEDILLA:
-            y = baseline + bottom - ink[1] - _part(size, 0.05)
-        else:
-            top -= _part(size, 0.06)
-            y = baseline + top - ink[3]
-            top -= ink[3] - ink[1]
-        middle = x + (left + right) / 2 - (ink[0] + ink[2]) / 2
-        canvas.text((round(middle), y), accent, fill=colour, font=_font(size), anchor="ls")
-
-
-@lru_cache(maxsize=1024)
-def _ink(text: str, size: int) -> tuple[int, int, int, int]:
-    """The box of what is drawn, from the left end of the baseline; `getbbox` of the font always includes that end."""
-    sheet = Image.new("L", (4 * size + 8, 4 * size + 8))
-    ImageDraw.Draw(sheet).text((size, 2 * size), text, fill=255, font=_font(size), anchor="ls")
-    left, top, right, bottom = sheet.getbbox() or (size, 2 * size, size, 2 * size)
-    return left - size, top - 2 * size, right - size, bottom - 2 * size
-
-
-def _write_code(canvas: ImageDraw.ImageDraw, glyph: _Glyph, x: int, baseline: int, size: int, colour: Colour) -> None:
-    """The digits in two rows, in a frame."""
-    columns, font = _code_columns(glyph), _font(_part(size, 0.36))
-    wide = round(_glyph_width(glyph, size))
-    frame = (x + 1, baseline - _part(size, 0.8), x + wide - 2, baseline + _part(size, 0.12))
-    if frame[2] > frame[0]:
-        canvas.rounded_rectangle(frame, _part(size, 0.12), outline=colour, width=_part(size, 0.04))
-    for row, digits in enumerate((glyph.text[:-columns], glyph.text[-columns:])):
-        below = baseline - _part(size, 0.4) + row * _part(size, 0.4)
-        start = x + (wide - font.getlength(digits)) / 2
-        canvas.text((round(start), below), digits, fill=colour, font=font, anchor="ls")
