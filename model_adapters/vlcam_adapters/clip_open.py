@@ -33,8 +33,8 @@ from vlcam_adapters.hf_loading import cast, placed
 from vlcam_adapters.hf_processing import whole_pixels
 from vlcam_adapters.open_clip_texts import Texts
 from vlcam_adapters.open_clip_towers import residual_stack, tower_of
+from vlcam_adapters.timm_models import CHECKPOINTING, changed, loading_by
 from vlcam_adapters.torchvision_processing import Pipeline, prepare
-from vlcam_adapters.vit_timm import CHECKPOINTING, changed, loading_by
 
 __all__ = ["ClipOpen", "OpenClipAdapter"]
 

@@ -21,7 +21,8 @@ from vlcam.adapter import Prefix
 from vlcam.anatomy import Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError
 from vlcam_adapters.classifier import ImageSizes, Stack, pair
-from vlcam_adapters.vit_timm import VitTimm, fused_or_explicit, prefix_of, stack_of
+from vlcam_adapters.timm_models import fused_or_explicit
+from vlcam_adapters.vit_timm import VitTimm, prefix_of, stack_of
 
 __all__ = ["Tower", "residual_block", "residual_stack", "tower_of"]
 

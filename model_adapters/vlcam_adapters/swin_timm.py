@@ -23,7 +23,8 @@ from vlcam_adapters.classifier import (
     Stack,
     windowed_notes,
 )
-from vlcam_adapters.vit_timm import CHECKPOINTING, TimmClassifier, changed, fused_or_explicit
+from vlcam_adapters.timm_classifier import TimmClassifier
+from vlcam_adapters.timm_models import CHECKPOINTING, changed, fused_or_explicit
 
 _REMEDY = (
     "wrap or load it with dynamic_img_size=True, which keeps its windows, or before you wrap it call "
