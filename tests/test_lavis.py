@@ -288,3 +288,10 @@ def test_weights_of_lavis_give_the_numbers_of_lavis_in_transformers():
         np.testing.assert_allclose(
             tensor * mask[:, None, :, None], values[name] * mask.numpy()[:, None, :, None], atol=1e-5
         )
+
+
+def test_a_name_of_lavis_needs_lavis():
+    with pytest.raises(vlcam.AdapterError, match=r"needs LAVIS.*docs/blip\.md says how to install it"):
+        vlcam.load("lavis:blip_image_text_matching/base")
+    with pytest.raises(vlcam.AdapterError, match=r"'lavis:blip_nlvr/nlvr'.*no adapter loads"):
+        vlcam.load("lavis:blip_nlvr/nlvr")

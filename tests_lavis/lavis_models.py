@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,10 +13,16 @@ import numpy as np
 import torch
 from lavis.models.albef_models import AlbefBase
 from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
+from lavis.models.blip2_models.blip2 import Blip2Base
+from lavis.models.blip2_models.blip2 import LayerNorm as Blip2LayerNorm
+from lavis.models.blip2_models.blip2_image_text_matching import Blip2ITM
+from lavis.models.blip2_models.Qformer import BertLMHeadModel
 from lavis.models.blip_models.blip import BlipBase
 from lavis.models.blip_models.blip_caption import BlipCaption
 from lavis.models.blip_models.blip_image_text_matching import BlipITM
 from lavis.models.blip_models.blip_vqa import BlipVQA
+from lavis.models.clip_vit import VisionTransformer as ClipTransformer
+from lavis.models.eva_vit import VisionTransformer as EvaTransformer
 from lavis.models.med import XBertEncoder, XBertLMHeadDecoder
 from lavis.models.vit import VisionTransformerEncoder
 from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageEvalProcessor, BlipQuestionProcessor
@@ -124,6 +131,55 @@ def answerer(*, seed: int = 0) -> Any:
     return randomised(module, seed)
 
 
+def eva(*, side: int | tuple[int, int] = 32, patch: int = 8, width: int = 16, depth: int = 2, **more: Any) -> Any:
+    settings = {"num_heads": 2, "mlp_ratio": 2, "qkv_bias": True, "norm_layer": partial(nn.LayerNorm, eps=1e-6)}
+    return EvaTransformer(img_size=side, patch_size=patch, embed_dim=width, depth=depth, **settings, **more)
+
+
+def clip_tower(*, checkpointing: bool = False) -> Any:
+    return ClipTransformer(32, 8, 16, layers=4, heads=2, use_grad_checkpointing=checkpointing)
+
+
+@contextmanager
+def without_hub(tower: nn.Module) -> Iterator[None]:
+    """BLIP-2 models that are built inside have this vision tower, and a small vocabulary and Q-Former."""
+
+    def vision_encoder(*_: Any) -> tuple[nn.Module, nn.Module]:
+        return tower, Blip2LayerNorm(tower.num_features)
+
+    def former(_: Any, queries: int, width: int, every: int) -> tuple[nn.Module, nn.Parameter]:
+        config = text_config(encoder_width=width, cross_attention_freq=every, query_length=queries)
+        return BertLMHeadModel(config), nn.Parameter(torch.zeros(1, queries, config.hidden_size))
+
+    made = {
+        "init_tokenizer": lambda _: blip2_tokenizer(),
+        "init_vision_encoder": vision_encoder,
+        "init_Qformer": former,
+    }
+    before = {name: Blip2Base.__dict__[name] for name in made}
+    for name, function in made.items():
+        setattr(Blip2Base, name, classmethod(function))
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(Blip2Base, name, own)
+
+
+def blip2_tokenizer() -> BertTokenizer:
+    """As `Blip2Base` makes it of the hub's vocabulary."""
+    made = tokenizer(PIECES, blip=False)
+    made.add_special_tokens({"bos_token": "[DEC]"})
+    return made
+
+
+def blip2(*, seed: int = 0, kind: Any = Blip2ITM, tower: nn.Module | None = None) -> Any:
+    """A `Blip2ITM` of 4 x 4 patches, 4 learned queries, and 4 blocks of which the first and the third look at them."""
+    with without_hub(tower or eva()):
+        module = kind(num_query_token=4, embed_dim=8, max_txt_len=16)
+    return randomised(module, seed)
+
+
 def processors(side: int = 32) -> tuple[Any, Any]:
     return BlipImageEvalProcessor(image_size=side), BlipCaptionProcessor()
 
@@ -139,3 +195,21 @@ def pixels(seed: int = 0, *, side: int = 32, batch: int | None = None) -> torch.
 
 def picture() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 64, 3), np.uint8))
+
+
+def state(module: nn.Module) -> list[Any]:
+    """Everything about a model that an explanation must leave as it was."""
+    found: list[Any] = [tensor.clone() for tensor in module.state_dict().values()]
+    found += [parameter.requires_grad for parameter in module.parameters()]
+    found += [parameter.grad is None for parameter in module.parameters()]
+    for part in module.modules():
+        found += [part.training, len(part._forward_hooks), len(part._forward_pre_hooks), "forward" in vars(part)]
+        found += [getattr(part, flag, None) for flag in ("save_attention", "use_checkpoint")]
+        found += sorted(vars(part))
+    return found
+
+
+def same(before: list[Any], after: list[Any]) -> bool:
+    """Whether two such states are one."""
+    pairs = zip(before, after, strict=True)
+    return all(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other for one, other in pairs)

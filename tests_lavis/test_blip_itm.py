@@ -108,31 +108,20 @@ def test_the_model_is_left_as_found(blip):
     blip.text_encoder.encoder.layer[1].crossattention.self.save_attention = True
     blip.itm_head.weight.requires_grad_(False)
     parts = list(blip.modules())
-    before = _state(blip)
+    before = models.state(blip)
     model = vlcam.wrap(blip, models.processors())
     model.explain(models.pixels(), TEXTS[0], layer=1)
     model.explain(models.pixels(), TEXTS[0], "pgc-gradcam", target="contrastive", layer=0)
     with pytest.raises(vlcam.EvidenceError):
         model.explain(models.pixels(), TEXTS[0], layer=3)
     assert list(blip.modules()) == parts
-    for one, other in zip(before, _state(blip), strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert models.same(before, models.state(blip))
     attention = blip.text_encoder.encoder.layer[1].crossattention.self
     assert attention.save_attention
     assert not hasattr(attention, "attention_map")
     attention.save_attention = False
     blip.itm_head.weight.requires_grad_(True)
     blip.eval()
-
-
-def _state(module):
-    found = [tensor.clone() for tensor in module.state_dict().values()]
-    found += [parameter.requires_grad for parameter in module.parameters()]
-    found += [parameter.grad is None for parameter in module.parameters()]
-    for part in module.modules():
-        found += [part.training, len(part._forward_hooks), len(part._forward_pre_hooks), "forward" in vars(part)]
-        found += sorted(vars(part))
-    return found
 
 
 def test_ten_captions_on_one_image_run_the_image_once(blip, matcher):

@@ -1,6 +1,6 @@
 """BLIP and ALBEF as in LAVIS: `BlipITM` and `AlbefRetrieval`, which match texts with images.
 
-Models are told by the names of their class and of its parts, and LAVIS itself is never imported: it cannot be
+Models are told by the names of their class and of its parts, and LAVIS itself is imported by `load` alone: it cannot be
 installed beside a current transformers, and code that was copied out of it has the same parts.
 """
 
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from vlcam.adapter import Inputs, PreparedTexts
 from vlcam.targets import HeadKind
 from vlcam_adapters.contrastive import similarities
-from vlcam_adapters.lavis_parts import LavisAdapter, everywhere
+from vlcam_adapters.lavis_parts import LavisAdapter, everywhere, named
 
 __all__ = ["AlbefLavis", "BlipItmLavis"]
 
@@ -65,6 +65,7 @@ class BlipItmLavis(MatcherLavis):
 
     kind = "BlipITM"
     parts = ("visual_encoder.forward_features", "text_encoder.encoder.layer", "itm_head", "vision_proj", "text_proj")
+    architectures = named("blip_image_text_matching", types=("base", "large"))
     heads: Mapping[str, HeadKind] = MappingProxyType({"itm": "binary", "contrastive": "cosine"})
 
     @property
@@ -88,6 +89,7 @@ class AlbefLavis(MatcherLavis):
 
     kind = "AlbefRetrieval"
     parts = (*BlipItmLavis.parts, "temp")
+    architectures = named("albef_retrieval", types=("coco", "flickr"))
     heads: Mapping[str, HeadKind] = MappingProxyType({"itm": "binary", "contrastive": "prompts"})
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, PreparedTexts
 from vlcam.targets import HeadKind
-from vlcam_adapters.lavis_parts import LavisAdapter, everywhere
+from vlcam_adapters.lavis_parts import LavisAdapter, everywhere, named
 from vlcam_adapters.lavis_texts import BertTexts
 from vlcam_adapters.likelihoods import of_next
 
@@ -81,6 +81,7 @@ class BlipCaptionLavis(WriterLavis):
 
     kind = "BlipCaption"
     parts = ("visual_encoder.forward_features", "text_decoder.bert.encoder.layer", "prompt_length")
+    architectures = named("blip_caption", types=("base_coco", "large_coco"))
     writes: ClassVar[Literal["", "caption", "answer"]] = "caption"
     heads: Mapping[str, HeadKind] = MappingProxyType({"caption": "tokens"})
 
@@ -141,6 +142,7 @@ class BlipVqaLavis(WriterLavis):
 
     kind = "BlipVQA"
     parts = ("visual_encoder.forward_features", "text_encoder.encoder.layer", "text_decoder.bert.encoder.layer")
+    architectures = named("blip_vqa", types=("vqav2", "okvqa", "aokvqa"))
     writes: ClassVar[Literal["", "caption", "answer"]] = "answer"
     heads: Mapping[str, HeadKind] = MappingProxyType({"answer": "tokens"})
 

@@ -12,6 +12,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -19,17 +21,18 @@ from torch import Tensor, nn
 
 from vlcam.adapter import Inputs, ModelAdapter, Prefix, PreparedImages, PreparedTexts
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
-from vlcam.errors import AdapterError, InputError
+from vlcam.errors import AdapterError, InputError, listing
 from vlcam.images import SourceImage
 from vlcam_adapters.blip_blocks import LACKS_NORMS, fusion_block, share_rows
 from vlcam_adapters.classifier import ImageSizes, given_pixels, pair
+from vlcam_adapters.hf_loading import cast, loading, placed
 from vlcam_adapters.hf_processing import checked_ids, spelt_back
 from vlcam_adapters.lavis_texts import BertTexts
 
 if TYPE_CHECKING:
     from vlcam_adapters.torchvision_processing import Pipeline
 
-__all__ = ["LavisAdapter", "everywhere"]
+__all__ = ["LavisAdapter", "everywhere", "named"]
 
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
@@ -40,19 +43,23 @@ _PROCESSOR = (
     "load_model_and_preprocess returns them, or (processor, None) to read texts as typed; (None, None) takes images "
     "that are preprocessed already"
 )
+_NAMED = "lavis:"
 _CHECKPOINTING = "fairscale.nn.checkpoint.checkpoint_activations"
+_FLAGS = ("save_attention", "use_checkpoint")
+"""By which parts of LAVIS store attention, or compute it anew in the backward pass, where no tap would see it."""
 
 
 class LavisAdapter(ModelAdapter):
     """Base of the adapters of LAVIS: a vision transformer of timm's layout, and a BERT that looks at its tokens.
 
-    A model gives `kind`, the name of its class, and `parts`, what else tells it; `reader`, `opening`, `heads`,
-    `targets` and `head`.
+    A model gives `kind`, the name of its class, and `parts`, what else tells it; `architectures`, by which LAVIS loads
+    it; `reader`, `opening`, `heads`, `targets` and `head`; and `lacks`, for streams that it lacks the reason.
     """
 
     library = "lavis"
     kind: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
+    lacks: ClassVar[Mapping[str, str]] = MappingProxyType({})
     prefix: tuple[Prefix, ...] = ("cls",)
     module: Any
 
@@ -69,8 +76,7 @@ class LavisAdapter(ModelAdapter):
         """
         self.module = module
         images, texts = _processors(processor)
-        patches = self.module.visual_encoder.patch_embed
-        self._sizes = ImageSizes(pair(patches.patch_size), pair(patches.img_size), others=False, remedy=_SIZE)
+        self._sizes = ImageSizes(*self.frame(), others=False, remedy=_SIZE)
         self._pipeline = None if images is None else _pipeline(images)
         if self._pipeline is not None and self._pipeline.size is not None:
             self._sizes.check(self._pipeline.size)
@@ -89,6 +95,36 @@ class LavisAdapter(ModelAdapter):
         if not cls.accepts(module):
             raise AdapterError(f"expected LAVIS's {cls.kind}, found {type(module).__name__}")
         return cls(module, processor, **options)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, local: bool, dtype: str = "float32", device: str = "cpu", **options: Any
+    ) -> Self:
+        """Load what LAVIS has under that name, with its processors, to `device` in `dtype`; needs a network.
+
+        Args:
+            source: `lavis:NAME/TYPE`, the name and the type as `load_model_and_preprocess` takes them.
+            local: refused, for LAVIS has no folders.
+            dtype: the type of all weights.
+            device: where the model runs.
+            **options: none.
+
+        Raises:
+            AdapterError: another name, no LAVIS in this environment, or it does not get the checkpoint.
+        """
+        if local or str(source) not in cls.architectures:
+            raise AdapterError(f"{str(source)!r}: LAVIS loads models by name, {listing(cls.architectures)}")
+        try:
+            from lavis.models import load_model_and_preprocess  # in an environment of its own; see docs/blip.md
+        except ImportError as error:
+            raise AdapterError(
+                f"{str(source)!r} needs LAVIS, and it cannot be imported here ({error}); docs/blip.md says how to "
+                "install it"
+            ) from None
+        name, kind = str(source).removeprefix(_NAMED).split("/")
+        with loading(source):
+            module, images, texts = load_model_and_preprocess(name, kind, is_eval=True, device="cpu")
+        return cls.wrap(placed(module.to(cast(dtype)), device), (images, texts), **options)
 
     @property
     @abstractmethod
@@ -110,30 +146,41 @@ class LavisAdapter(ModelAdapter):
         """Most tokens of a text, those that open and end it among them."""
         return int(min(self.module.max_txt_len, self.reader.config.max_position_embeddings))
 
+    def frame(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Height and width of a patch, and of the images that the vision tower was built for."""
+        patches = self.module.visual_encoder.patch_embed
+        return pair(patches.patch_size), pair(patches.img_size)
+
     @cached_property
     def anatomy(self) -> Anatomy:
-        """Two streams: `vision`, pre-norm, and `fusion`, post-norm, with cross-attention in some blocks or all."""
-        vision, text = self.module.visual_encoder, self.reader
-        rows, columns = self._sizes.grid(self._sizes.trained)
-        streams = (
-            StreamAnatomy(
-                "vision",
-                tuple(_vision_block(block) for block in vision.blocks),
-                vision.embed_dim,
-                vision.blocks[0].attn.num_heads,
-                f"[CLS], then {rows} x {columns} patches in raster order",
-                trunk=True,
-            ),
-            StreamAnatomy(
-                "fusion",
-                tuple(fusion_block(layer) for layer in text.encoder.layer),
-                text.config.hidden_size,
-                text.config.num_attention_heads,
-                f"{self.opening[0]}, word pieces, [SEP]; keys of CROSS: [CLS], then {rows} x {columns} patches",
-                trunk=False,
-            ),
+        """The streams of `streams`, with the targets and the notes."""
+        streams = {each.name: each for each in self.streams()}
+        return Anatomy(type(self.module).__name__, streams, self.targets(), self.notes(), lacks=self.lacks)
+
+    def streams(self) -> tuple[StreamAnatomy, ...]:
+        """`vision`, pre-norm, and `fusion`, post-norm, with cross-attention in some blocks or all."""
+        text, (rows, columns) = self.reader, self._sizes.grid(self._sizes.trained)
+        fusion = StreamAnatomy(
+            "fusion",
+            tuple(fusion_block(layer) for layer in text.encoder.layer),
+            text.config.hidden_size,
+            text.config.num_attention_heads,
+            f"{self.opening[0]}, word pieces, [SEP]; keys of CROSS: [CLS], then {rows} x {columns} patches",
+            trunk=False,
         )
-        return Anatomy(type(self.module).__name__, {each.name: each for each in streams}, self.targets(), self.notes())
+        return self.vision_stream(), fusion
+
+    def vision_stream(self) -> StreamAnatomy:
+        """The vision tower, pre-norm."""
+        vision, (rows, columns) = self.module.visual_encoder, self._sizes.grid(self._sizes.trained)
+        return StreamAnatomy(
+            "vision",
+            tuple(_vision_block(block) for block in vision.blocks),
+            vision.embed_dim,
+            vision.blocks[0].attn.num_heads,
+            f"[CLS], then {rows} x {columns} patches in raster order",
+            trunk=True,
+        )
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -207,8 +254,7 @@ class LavisAdapter(ModelAdapter):
         """
         with ExitStack() as stack:
             stack.enter_context(_without_checkpointing())
-            for part in self.module.modules():
-                stack.enter_context(_flag(part, "save_attention"))
+            stack.enter_context(_flags_off(self.module))
             for layer in self.reader.encoder.layer:
                 if not hasattr(layer, "crossattention"):
                     continue
@@ -241,6 +287,11 @@ class LavisAdapter(ModelAdapter):
         first = there[0] if there else 0
         alone = f"fusion blocks 0 to {first - 1} read text alone; those from {first} on look at the image too"
         return (LACKS_NORMS, alone) if first else (LACKS_NORMS,)
+
+
+def named(*models: str, types: Sequence[str]) -> tuple[str, ...]:
+    """The names by which LAVIS loads models, each of these types."""
+    return tuple(f"{_NAMED}{model}/{each}" for model in models for each in types)
 
 
 def everywhere(tokens: Tensor) -> Tensor:
@@ -301,17 +352,17 @@ def _without_checkpointing() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _flag(module: nn.Module, name: str) -> Iterator[None]:
-    """A flag of a module off, and then as it was."""
-    before = getattr(module, name, False)
-    if not before:
-        yield
-        return
+def _flags_off(module: nn.Module) -> Iterator[None]:
+    """Every part's flags off, and then as they were."""
+    # Not by getattr: a module takes long to say that it lacks something, and there are hundreds of them.
+    on = [(part, flag, vars(part)[flag]) for part in module.modules() for flag in _FLAGS if vars(part).get(flag)]
     try:
-        setattr(module, name, False)
+        for part, flag, _ in on:
+            setattr(part, flag, False)
         yield
     finally:
-        setattr(module, name, before)
+        for part, flag, before in on:
+            setattr(part, flag, before)
 
 
 _ARGUMENTS = ("attention_mask", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_value")

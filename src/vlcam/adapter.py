@@ -126,7 +126,8 @@ class ModelAdapter(ABC):
 
     Attributes:
         library: the package that the model class comes from.
-        architectures: names in a checkpoint's `config.json` that this adapter can load.
+        architectures: names in a checkpoint's `config.json` that this adapter can load; those of models that the
+            library has names of its own for are spelt `library:name`, as `vlcam.load` takes them.
         takes_text: whether a question to the model is a text; otherwise it is a class.
         module: the model.
         prefix: names of the image tokens before the patches, in order: `cls`, `distillation`, `register`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _OPEN_CLIP = "open_clip_config.json"
 _CONFIGS = ("config.json", _OPEN_CLIP)
 _HUB = "hf-hub:"
 """With this before its name, a checkpoint of the hub is loaded by open_clip, where it is one of other libraries too."""
+_OF_A_LIBRARY = re.compile("[a-z_-]{2,}:[^:]+")
+"""Of models that a library knows by names of its own, the hub has no configuration; the name itself is asked for."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def load(name: str | Path, **options: Any) -> Explainer:
     Args:
         name: an embedded model (`vlcam.models()`), a folder with a checkpoint and its processor, or the name of a
             checkpoint on the Hugging Face hub (needs a network, or the hub's cache); `hf-hub:` before that name asks
-            for the checkpoint as open_clip loads it.
+            for the checkpoint as open_clip loads it; a name that an adapter lists among its `architectures`, such as
+            `lavis:blip_image_text_matching/base`, is looked up by the adapter's library.
         **options: `dtype` ("float32"), `device` ("cpu"), and the model family's own, which its page in the docs lists.
 
     Returns:
@@ -135,6 +139,8 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 def _hub_config(name: str) -> Mapping[str, Any]:
     known = f"embedded models: {listing(models())}"
+    if _OF_A_LIBRARY.fullmatch(name) and not name.startswith(_HUB):
+        return {"architectures": [name]}
     if "/" not in name or name.startswith((".", "/")):
         raise UnknownNameError(f"no model {name!r}: not an embedded model and not a folder; {known}")
     try:
