@@ -56,8 +56,9 @@ bench: $(READY) $(LAVIS_READY) ## measure cost in units of the model's own forwa
 notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
 	$(BIN)/python docs/run_notebooks.py
 
-docs: notebooks ## remake the measured tables, the pictures, and the notebooks
+docs: notebooks ## remake the measured tables, the pictures, the catalogue, and the notebooks
 	$(BIN)/python docs/draw_images.py
+	$(BIN)/python docs/write_catalogue.py
 	$(BIN)/python -m benchmarks pointing --write docs/pointing.md
 	$(BIN)/python -m benchmarks pointing-classes --write docs/pointing_classes.md
 	$(BIN)/python -m benchmarks pointing-clip --write docs/pointing_clip.md

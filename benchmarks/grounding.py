@@ -17,6 +17,7 @@ from vlcam.recipe import Recipe
 ITM, CLIP = "tiny-blip-itm", "tiny-clip"
 CLIP_RECIPES = ("clip-gradcam", "chefer-clip", "grad-eclip", "pgc-hirescam")
 CROSS_RECIPES = ("lavis-itm: A x ReLU(G)", "attention-cross: A", "signed: A x G", "gradient alone: ReLU(G)")
+BIMODAL = "chefer-bimodal-words"
 THRESHOLDS = (0.3, 0.5, 0.7)
 HALF = 0.5
 """The overlap from which on a box counts as right, and the threshold that `ground` has by default."""
@@ -66,6 +67,13 @@ def by_block(model: vlcam.Explainer, held_out: Sequence[scenes.Scene]) -> dict[t
     return {(n, layer): measured(model, held_out, recipes[n], layer) for n in CROSS_RECIPES for layer in depth}
 
 
+def of_all_blocks(model: vlcam.Explainer, held_out: Sequence[scenes.Scene]) -> dict[str, Found | None]:
+    """Recipes that read all blocks at once; `chefer-bimodal` has one row, and none for a phrase."""
+    words = vlcam.recipes()[BIMODAL].recipe
+    recipes = {BIMODAL: words, f"{BIMODAL}, compose='none'": words.replace(name="text", compose="none")}
+    return {name: measured(model, held_out, recipe) for name, recipe in recipes.items()}
+
+
 def default_block(model: vlcam.Explainer, scene: scenes.Scene) -> int:
     """The block that is read where neither recipe nor layer is named."""
     (first, *_) = model.ground(scene.image, scene.caption, scene.phrases())
@@ -99,6 +107,7 @@ def table(count: int) -> str:
         *_head("recipe | block"),
     ]
     lines += [f"| {name} | {layer} | {_cells(each)} |" for (name, layer), each in by_block(matching, held_out).items()]
+    lines += [f"| {name} | all | {_cells(each)} |" for name, each in of_all_blocks(matching, held_out).items()]
     lines += ["", f"`{CLIP}`, each phrase a prompt of its own:", "", *_head("recipe")]
     contrastive = vlcam.load(CLIP)
     lines += [f"| {name} | {_cells(measured(contrastive, held_out, name))} |" for name in CLIP_RECIPES]

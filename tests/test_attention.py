@@ -391,10 +391,35 @@ def test_heads_that_each_have_a_mask_of_their_own_cannot_be_joined(gradients):
         tapped(Fused(), *tensors(), take=Recorder(), edit=ONE_HEAD, attn_mask=by_head)
 
 
+@pytest.mark.parametrize("edit", [ONE_HEAD, Edit("one_head", head_scale=True)], ids=["own scale", "scale of a head"])
 @pytest.mark.parametrize("softmax", SOFTMAX.values(), ids=SOFTMAX)
-def test_heads_whose_softmax_is_written_out_cannot_be_joined(softmax):
-    with pytest.raises(CaptureError, match=r"^attention='one_head': the model writes .* load it with fused attention"):
-        tapped(Explicit(softmax), *tensors(), take=Recorder(), edit=ONE_HEAD)
+def test_heads_whose_softmax_is_written_out_are_joined_as_fused_ones_are(softmax, edit):
+    inputs = tensors()
+    written, fused = Recorder(), Recorder()
+    watched = ATTENTION | {"values": VALUE_TAP}
+    found = tapped(Explicit(softmax), *inputs, take=written, watched=watched, edit=edit)
+    wanted = tapped(Fused(), *inputs, take=fused, watched=watched, edit=edit)
+    assert found.shape == inputs[0].shape
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert all(torch.allclose(written[tap], fused[tap], atol=1e-6) for tap in (TAP, VALUE_TAP))
+    query, key, value = map(joined, inputs)
+    width = inputs[0].shape[-1] if edit.head_scale else query.shape[-1]
+    by_hand = (query @ key.mT / math.sqrt(width)).softmax(-1)
+    assert torch.allclose(written[TAP], by_hand, atol=1e-6)
+    assert torch.allclose(found, split(by_hand @ value, 4), atol=1e-6)
+
+
+class ByBatch(nn.Module):
+    """Attention whose heads are part of the batch."""
+
+    def forward(self, query, key, value):
+        query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+        return torch.bmm(torch.bmm(query, key.mT).softmax(-1), value)
+
+
+def test_heads_that_are_no_axis_of_their_own_cannot_be_joined():
+    with pytest.raises(CaptureError, match=r"^attention='one_head': .* \(8, 5, 6\), cannot be joined; .* fused"):
+        tapped(ByBatch(), *tensors(), take=Recorder(), edit=ONE_HEAD)
 
 
 @pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)

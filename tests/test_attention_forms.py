@@ -12,7 +12,7 @@ from models import TEXTS, Slow, photo, two_towers
 from torch.nn.functional import cosine_similarity
 
 import vlcam
-from vlcam.errors import CaptureError, InputError, RecipeError
+from vlcam.errors import InputError, RecipeError
 from vlcam.explainer import Explainer
 
 KINDS = ("clip", "siglip")
@@ -142,13 +142,35 @@ def test_one_head_is_what_a_block_with_one_head_has_anyway(pixels):
 
 
 @pytest.mark.parametrize("recipe", ["grad-eclip-as-coded", "grad-eclip-text-as-coded"])
-def test_heads_cannot_be_joined_where_attention_is_written_out_and_the_error_says_what_to_load(recipe, pixels):
-    model = explainer(attention="eager")
-    before = models.state(model.adapter.module)
-    with pytest.raises((CaptureError, RecipeError), match=r"attn_implementation='sdpa'"):
-        model.explain(pixels, TEXTS, recipe)
-    models.assert_same(before, models.state(model.adapter.module))
-    assert model.explain(pixels, TEXTS, "chefer-clip")[0].tokens.any()
+def test_heads_are_joined_where_attention_is_written_out(recipe, pixels):
+    written, fused = explainer(attention="eager"), explainer()
+    before = models.state(written.adapter.module)
+    how = {"relu": "none", "weighting": "value*gradient"}
+    for one, other in zip(*(model.explain(pixels, TEXTS, recipe, **how) for model in (written, fused)), strict=True):
+        assert_close(one.tokens, other.tokens)
+        values = [each.provenance["run"]["target_value"] for each in (one, other)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)
+    models.assert_same(before, models.state(written.adapter.module))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_one_head_on_the_scale_of_the_models_own_heads(attention, pixels):
+    model = explainer(attention=attention)
+
+    def change(module):
+        one_head("vision", [2])(module)
+        module.vision_model.encoder.layers[2].self_attn.scale = (12 // 2) ** -0.5
+
+    slow = Slow(model.adapter, pixels, TEXTS, change=change)
+    y = slow.cosines[0, 1]
+    choices = {"relu": "none", "weighting": "value*gradient", "departures": "head_scale"}
+    found = model.explain(pixels, TEXTS, "grad-eclip-as-coded", **choices)[1]
+    assert found.provenance["run"]["target_value"] == pytest.approx(y.item(), rel=1e-5)
+    gradient = slow.gradient(y, "vision", -1, "F3_HEADS")[0, 0]
+    assert_close(found.tokens, slow.at("vision", -1, "v")[0, 1:] @ gradient)
+    other, again = model.sweep(pixels, TEXTS[1], [found.recipe.replace(departures=()), found.recipe])
+    assert_close(again.tokens, found.tokens)
+    assert abs(other.provenance["run"]["target_value"] - y.item()) > 1e-4  # in a pass of its own
 
 
 @pytest.mark.parametrize(

@@ -694,8 +694,8 @@ def test_every_named_recipe_works_with_every_implementation_of_attention(kind, i
     asked = [name for name, e in entries if e.recipe.asks or e.recipe.gradient_path == "integrated"]
     one_head = {name for name, e in entries if e.recipe.attention == "one_head" and e.recipe.stream == "vision"}
     names = [*fitting(model.adapter), *asked]
-    # Heads are joined inside fused attention alone, and not where each has a bias of its own.
-    joined = implementation == "sdpa" and not kind.startswith("beit")
+    # Heads are joined but where each has a bias of its own.
+    joined = not kind.startswith("beit")
     assert one_head & set(names) == (one_head if joined else set())
     for exp in model.sweep(models.pixels(), None, names, target=1, empty="keep"):
         assert exp.tokens.shape == (4, 4)

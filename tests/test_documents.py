@@ -98,10 +98,10 @@ def test_notebooks_are_stored_with_the_output_of_a_clean_run(notebook):
     assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
 
 
-def test_every_recipe_and_every_value_is_on_the_recipe_page():
-    page = text_of(DOCS / "recipes.md")
+def test_every_recipe_is_in_the_catalogue_and_every_value_on_the_recipe_page():
+    page, catalogue = text_of(DOCS / "recipes.md"), text_of(DOCS / "catalogue.md")
     for name in vlcam.recipes():
-        assert f"| `{name}` |" in page, name
+        assert f"| [{name}](#" in catalogue, name
     for field in Recipe.__dataclass_fields__:
         assert field == "name" or f"| `{field}` |" in page, field
         for value in names_of(field):

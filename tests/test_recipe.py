@@ -35,6 +35,7 @@ POOLER = recipes()["legrad-pooler"].recipe
 MASKCLIP = recipes()["maskclip"].recipe
 SURGERY = recipes()["clip-surgery"].recipe
 CAPTION = recipes()["coca-caption"].recipe
+BIMODAL = recipes()["chefer-bimodal-words"].recipe
 OF_TEXT = {"stream": "text", "exclude": ("special_text", "padding")}
 NAMED = [entry.recipe for entry in recipes().values()]
 
@@ -50,6 +51,8 @@ FINGERPRINTS = {
     "blip2-itc": "r1-a5fccb961d06",
     "blip-caption": "r1-f99346fa716c",
     "blip-vqa": "r1-2eb2f0753e17",
+    "chefer-bimodal": "r1-92dd6f552a24",
+    "chefer-bimodal-words": "r1-1b0e4c773f8b",
     "clip-gradcam": "r1-5d1b0c3a83a3",
     "pgc-clip-softmax": "r1-573690f5df6f",
     "clip-es": "r1-3afffd3036c4",
@@ -323,7 +326,38 @@ def test_every_field_is_required(field):
             r"queries='none' with site='F2', stream='vision': choose from 'cls', 'registers', 'patches', 'all'$",
         ),
         (FEATURES, {"layer_rule": "rollout"}, r"site='F1' with layer_rule='rollout' \(.*\): choose from 'F2'$"),
-        (LAVIS, {"layer_rule": "relevance"}, r"site='CROSS' with layer_rule='relevance' \(.*\): choose from 'F2'$"),
+        (LAVIS, {"layer_rule": "rollout"}, r"site='CROSS' with layer_rule='rollout' \(.*\): choose from 'F2'$"),
+        (FEATURES, {"layer_rule": "relevance"}, r"site='F1' with .* \(only attention .*\): choose from 'F2', 'CROSS'$"),
+        (
+            POOLER,
+            {"layer_rule": "relevance", "layers": "all"},
+            r"stream='pooler' with site='CROSS', layer_rule='relevance' \(.* no text\): choose from 'fusion'$",
+        ),
+        (
+            BIMODAL,
+            {"weighting": "head_weights", "gradient_tokens": "all"},
+            r"weighting='head_weights' with site='CROSS', layer_rule='relevance': choose from 'attention', 'att",
+        ),
+        (
+            BIMODAL,
+            {"relu": "none"},
+            r"relu='none' with .* \(rows are divided by their sums, .*\): choose from 'gradient', 'before_heads', 'aft",
+        ),
+        (BIMODAL, {"relu": "map"}, r"relu='map' with site='CROSS', layer_rule='relevance' \("),
+        (BIMODAL, {"relu": "negative_gradient"}, r"relu='negative_gradient' with site='CROSS', layer_rule='relevance'"),
+        (BIMODAL, {"compose": "pooler"}, r"compose='pooler' with site='CROSS', layer_rule='relevance': choose from"),
+        (
+            BIMODAL,
+            {"layer_rule": "mean"},
+            r"compose='vision' with site='CROSS', layer_rule='mean': choose from 'none', ",
+        ),
+        (
+            LAVIS,
+            {"compose": "vision"},
+            r"compose='vision' with site='CROSS', layer_rule='single': choose from 'none', 'p",
+        ),
+        (CHEFER, {"compose": "vision"}, r"compose='vision' with site='F2', stream='vision': choose from 'none'$"),
+        (GRADECLIP, {"departures": "head_scale"}, r"attention='own' with departures=.*: choose from 'one_head'$"),
         (
             HEAD_WEIGHTS.replace(heads="channels", weighting="gradcam", relu="map"),
             {"layers": "all", "layer_rule": "rollout"},
@@ -484,7 +518,7 @@ def test_every_field_is_required(field):
         (LAVIS, {"prompt": "long"}, r"prompt='long': choose from 'whole', 'phrase', 'in_place'$"),
         (LAVIS, {"prompt": "phrase"}, r"prompt='phrase' with target='itm': choose from 'whole'$"),
         (RAW, {"prompt": "in_place"}, r"prompt='in_place' with target='none': choose from 'whole'$"),
-        (RAW, {"compose": "decoder"}, r"compose='decoder': choose from 'none', 'pooler'$"),
+        (RAW, {"compose": "decoder"}, r"compose='decoder': choose from 'none', 'pooler', 'vision'$"),
         (RAW, {"compose": "pooler"}, r"compose='pooler' with site='F2', stream='vision': choose from 'none'$"),
         (POOLER, {"compose": "pooler"}, r"compose='pooler' with site='CROSS', stream='pooler': choose from 'none'$"),
         (POOLER, {"gradient_path": "direct"}, r"gradient_path='direct' with stream='pooler': choose from .*'block'$"),
@@ -774,6 +808,8 @@ def test_every_field_takes_part_in_equality_and_fingerprint(field):
         [CLIP.replace(scale=each) for each in SCALES["contrastive"]],
         [CLIP, CLIP.replace(target="contrastive_patches")],
         [CAPTION, CAPTION.replace(compose="none")],
+        [BIMODAL, BIMODAL.replace(compose="none")],
+        [GRADECLIP.replace(attention="one_head"), GRADECLIP.replace(attention="one_head", departures="head_scale")],
         [GRADECLIP, GRADECLIP.replace(weighting="value*gradient")],
         [GRADECLIP_TEXT, GRADECLIP_TEXT.replace(departures="padded_similarity")],
         [POOLER, POOLER.replace(departures="bare_pooler"), POOLER.replace(queries="all")],
@@ -1029,6 +1065,30 @@ FORMULAS = {
         "M[j] = mean over t in all but special_text and padding of E[t,j]",
         LAST_LINE,
     ],
+    "chefer-bimodal": [
+        "y = itm_logit[match]",
+        "G = dy/dA",
+        "E[t,j] = mean over h of ReLU(A[h,t,j] * G[h,t,j])",
+        "likewise T_l for self-attention of text block l, V_l for that of image block l, each with its own A and G",
+        "Q = identity; Q <- Q + V_l Q for every block l of the image, first to last",
+        "R = identity, X = 0; for every block l of text, first to last, X <- X + T_l X and R <- R + T_l R, ...",
+        "... then, where it looks at the image, X <- X + N(R)^T E_l N(Q)",
+        "N(R)[t,k] = (R - I)[t,k] / (sum over k of (R - I)[t,k]) + I[t,k], 0 / 0 = 0",
+        "M[j] = mean over t = 0 of X[t,j]",
+        LAST_LINE,
+    ],
+    "chefer-bimodal-words": [
+        "y = itm_logit[match]",
+        "G = dy/dA",
+        "E[t,j] = mean over h of ReLU(A[h,t,j] * G[h,t,j])",
+        "likewise T_l for self-attention of text block l, V_l for that of image block l, each with its own A and G",
+        "Q = identity; Q <- Q + V_l Q for every block l of the image, first to last",
+        "R = identity, X = 0; for every block l of text, first to last, X <- X + T_l X and R <- R + T_l R, ...",
+        "... then, where it looks at the image, X <- X + N(R)^T E_l N(Q)",
+        "N(R)[t,k] = (R - I)[t,k] / (sum over k of (R - I)[t,k]) + I[t,k], 0 / 0 = 0",
+        "M[j] = mean over t in all but special_text and padding of X[t,j]",
+        LAST_LINE,
+    ],
     "clip-gradcam": [
         "v = image embedding; z[t] = s cos(v, t) + b, y = z[own]",
         "G = dy/dA",
@@ -1084,7 +1144,7 @@ FORMULAS = {
         "G = dy/dA",
         "w[c] = G[i,c], i = 0",
         "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over patches",
-        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c]), u the values of all heads",
         LAST_LINE,
     ],
     "grad-eclip-as-coded": [
@@ -1093,7 +1153,7 @@ FORMULAS = {
         "G = dy/dA",
         "w[c] = G[i,c], i = 0",
         "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over patches",
-        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c]), u the values of all heads",
         LAST_LINE,
     ],
     "grad-eclip-text": [
@@ -1101,7 +1161,7 @@ FORMULAS = {
         "G = dy/dA",
         "w[c] = G[i,c], i = the pooled token",
         "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over tokens of the text",
-        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c]), u the values of all heads",
         LAST_LINE_OF_TEXT,
     ],
     "grad-eclip-text-as-coded": [
@@ -1110,7 +1170,7 @@ FORMULAS = {
         "G = dy/dA",
         "w[c] = G[i,c], i = the pooled token",
         "l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over tokens of the text",
-        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c], u the values of all heads)",
+        "M[j] = ReLU(l[j] sum over c of w[c] u[j,c]), u the values of all heads",
         LAST_LINE_OF_TEXT,
     ],
     "legrad-pooler": [
@@ -1205,15 +1265,18 @@ FORMULAS = {
         LAST_LINE,
     ],
     "pgc-eigencam": [
-        "M[j] = ReLU(first principal component over patches of A[j,c], its value of largest magnitude positive)",
+        (
+            "M[j] = ReLU(first principal component over patches of A[j,c]), the component's value of largest magnitude "
+            "positive"
+        ),
         LAST_LINE,
     ],
     "pgc-eigengradcam": [
         "y = z[class]",
         "G = dy/dA",
         (
-            "M[j] = ReLU(first principal component over patches of G[j,c] A[j,c], its value of largest magnitude "
-            "positive)"
+            "M[j] = ReLU(first principal component over patches of G[j,c] A[j,c]), the component's value of largest "
+            "magnitude positive"
         ),
         LAST_LINE,
     ],
@@ -1503,6 +1566,14 @@ def test_the_formula_of_a_named_recipe(recipe):
         ),
         (
             CLIP,
+            {"attention": "one_head", "departures": "head_scale"},
+            "from the first of these blocks on, attention has one head of full width D, its scores divided by sqrt(d), "
+            "d the width of the model's own heads",
+        ),
+        (BIMODAL, {"compose": "none"}, "... then, where it looks at the image, X <- X + N(R)^T E_l"),
+        (BIMODAL, {"compose": "none"}, "likewise T_l for self-attention of text block l, each with its own A and G"),
+        (
+            CLIP,
             {"attention": "one_head", "site": "F6"},
             "behind the first of these blocks, attention has one head of full width D, its scores divided by sqrt(D)",
         ),
@@ -1510,7 +1581,7 @@ def test_the_formula_of_a_named_recipe(recipe):
         (
             GRADECLIP,
             {"weighting": "value*gradient"},
-            "M[j] = ReLU(sum over c of w[c] u[j,c], u the values of all heads)",
+            "M[j] = ReLU(sum over c of w[c] u[j,c]), u the values of all heads",
         ),
         (GRADECLIP, {"relu": "gradient"}, "w[c] = ReLU(G[i,c]), i = 0"),
         (GRADECLIP, {"relu": "none"}, "M[j] = l[j] sum over c of w[c] u[j,c], u the values of all heads"),
@@ -1814,7 +1885,7 @@ def test_layers_and_target_are_fitted_together():
 
 @pytest.mark.parametrize("entry", recipes().values(), ids=recipes())
 def test_every_entry_says_where_it_comes_from(entry):
-    assert re.search(r"\b(19|20)\d\d\b", entry.citation)
+    assert re.search(r"\b(19|20)\d\d\b", str(entry.citation))
     assert entry.code
     assert entry.notes.endswith(".")
 

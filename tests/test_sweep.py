@@ -22,6 +22,8 @@ OF_FUSION = (
     "omnixai-itm",
     "attention-cross",
     "context-gradcam",
+    "chefer-bimodal",
+    "chefer-bimodal-words",
 )
 NOT_FOR_CLASSES = {
     **dict.fromkeys((*OF_FUSION, "coca-caption", "blip-caption", "blip-vqa"), "no stream 'fusion'"),
@@ -44,7 +46,6 @@ NOT_FOR_BLIP = {
     "blip-vqa": "for the score 'answer',",
     "legrad": "gradient_path='block'",
     "pgc-swin": "heads read the patches",
-    **dict.fromkeys(ONE_HEAD, "attention='one_head': this model's attention is eager"),
     **dict.fromkeys(("maskclip", "clip-surgery"), "does not embed single tokens"),
 }
 
@@ -165,22 +166,18 @@ def test_by_default_every_named_recipe_that_fits_a_classifier_in_catalogue_order
             model.sweep(models.pixels(), None, [name])
 
 
-@pytest.mark.parametrize("name", ONE_HEAD)
-def test_heads_that_are_written_out_are_not_joined(kind, name):
+def test_what_fits_does_not_hang_on_how_attention_is_written(kind):
     module = models.classifier(kind)
     module.set_attn_implementation("eager")
-    model = vlcam.wrap(module)
-    assert name not in fitting(model.adapter)
-    if model.adapter.reads == "cls" or name not in BY_THE_CLASS_TOKEN:
-        with pytest.raises(vlcam.RecipeError, match="attention='one_head': "):
-            model.explain(models.pixels(), None, name)
+    assert fitting(vlcam.wrap(module).adapter) == fitting(wrapped(kind).adapter)
 
 
 def test_a_sweep_on_a_model_that_takes_text_equals_single_calls(blip, photo, forwards):
     model = vlcam.wrap(blip.double(), models.processor())
     runs = forwards(blip.vision_model)
     swept = model.sweep(photo, TEXT)
-    assert len(runs) == 3  # one pass per score, and one for the path that detaches attention
+    # One pass per score, one for the path that detaches attention, one for one head.
+    assert len(runs) == 4
     names = [exp.recipe.name for exp in swept]
     assert names == fitting(model.adapter) == [name for name in in_one_pass() if name not in NOT_FOR_BLIP]
     assert set(OF_FUSION) < set(names)
@@ -225,7 +222,7 @@ def test_recipes_of_one_head_share_one_forward_and_other_ways_through_the_model_
     model.sweep(models.pixels(), None, [name for name in names if name not in ("agcam", *ONE_HEAD)])
     assert len(runs) == 1
     runs.clear()
-    model.sweep(models.pixels(), None, names)
+    model.sweep(models.pixels(), None, names, target=1)
     one_head = bool(set(names) & set(ONE_HEAD))
     assert one_head == (not kind.startswith("beit"))
     assert len(runs) == 2 + one_head  # attention that is detached, and attention with one head
@@ -240,11 +237,11 @@ def test_recipes_of_one_head_share_one_forward_and_other_ways_through_the_model_
 def test_recipes_that_edit_the_same_blocks_share_a_pass_and_others_do_not_join_it(forwards):
     model = wrapped()
     runs = forwards(model.adapter.module)
-    model.sweep(models.pixels(), None, ONE_HEAD)  # both edit the last block
+    model.sweep(models.pixels(), None, ONE_HEAD, target=1)  # both edit the last block
     assert len(runs) == 1
     runs.clear()
     earlier = vlcam.recipes()["grad-eclip-as-coded"].recipe.replace(target="class", scale="logit", layers=(1,))
-    model.sweep(models.pixels(), None, [*ONE_HEAD, earlier])
+    model.sweep(models.pixels(), None, [*ONE_HEAD, earlier], target=1)
     assert len(runs) == 2
     runs.clear()
     found = model.sweep(models.pixels(), None, [*ONE_HEAD, "raw-attention", "pgc-gradcam"], target=1)

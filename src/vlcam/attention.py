@@ -39,10 +39,12 @@ class Edit:
         form: `one_head`: one head of full width, scores scaled by its own width; `identity`: each token attends to
             itself alone; `own`: as the model does.
         hidden: keys [B, K] that no query attends to.
+        head_scale: for `one_head`, whether scores are scaled as those of the model's own heads are.
     """
 
     form: Literal["own", "one_head", "identity"] = "own"
     hidden: Tensor | None = None
+    head_scale: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +82,8 @@ class AttentionMode(TorchFunctionMode):
                 return self._explicit(*args, **given)
             if func is multi_head_attention_forward:
                 return self._multi_head(*args, **given)
-            if func in _PRODUCTS and len(args) > 1 and not self._weights_values(args):
-                self._product = args[0], args[1]
-            elif func in _PRODUCTS and self._weights_values(args):
-                return func(args[0], self._tap("values", args[1]), *args[2:], **given)
+            if func in _PRODUCTS and len(args) > 1:
+                return self._multiplied(func, *args, **given)
         made = func(*args, **given)
         if self.stack and func in _CASTS and args and args[0] is self._probabilities:
             self._probabilities = made
@@ -93,11 +93,27 @@ class AttentionMode(TorchFunctionMode):
         tap = self.stack[-1].taps.get(what)
         return tensor if tap is None else self._take(tap, tensor)
 
+    def _multiplied(self, func: Callable[..., Tensor], one: Tensor, other: Tensor, *args: Any, **given: Any) -> Tensor:
+        """A product in attention that is written out: of queries with keys, or of probabilities with values."""
+        edit, by_head = self.stack[-1].edit, one.ndim == other.ndim == _BY_HEAD
+        joins = edit.form == "one_head" and by_head and other.shape[1] > 1
+        if self._weights_values((one, other)):
+            heads = other.shape[1]
+            mixed = func(one, self._tap("values", _joined(other) if joins else other), *args, **given)
+            return _split(mixed, heads) if joins else mixed
+        self._product = one, other
+        if not joins or one.shape[1] != other.shape[1]:
+            return func(one, other, *args, **given)
+        made = func(_joined(one), _joined(other.transpose(-1, -2)).transpose(-1, -2), *args, **given)
+        # The model scales by the width of its own heads, before or after.
+        return made if edit.head_scale else made / math.sqrt(other.shape[1])
+
     def _softmax(self, func: Callable[..., Tensor], scores: Tensor, *args: Any, **given: Any) -> Tensor:
-        if self.stack[-1].edit.form == "one_head":
+        if self.stack[-1].edit.form == "one_head" and (scores.ndim != _BY_HEAD or scores.shape[1] > 1):
             raise CaptureError(
-                "attention='one_head': the model writes its attention out, so that its heads cannot be joined; load it "
-                "with fused attention (attn_implementation='sdpa')"
+                "attention='one_head': the model writes its attention out in a way in which its heads, axis 1 of its "
+                f"scores {tuple(scores.shape)}, cannot be joined; load it with fused attention where it has that "
+                "(transformers: attn_implementation='sdpa')"
             )
         if self._product is not None:  # the scores come from the latest product of two tensors
             self._tap("queries", self._product[0])
@@ -120,8 +136,9 @@ class AttentionMode(TorchFunctionMode):
 
     def _weights_values(self, args: tuple[Any, ...]) -> bool:
         """Whether a product of two tensors is that of the latest probabilities with the values."""
-        latest, tapped = self._probabilities, "values" in self.stack[-1].taps
-        if not tapped or latest is None or len(args) < 2 or not isinstance(args[0], Tensor):
+        latest, watched = self._probabilities, self.stack[-1]
+        wanted = "values" in watched.taps or watched.edit.form == "one_head"
+        if not wanted or latest is None or not isinstance(args[0], Tensor):
             return False
         # Dropout that does nothing, or a change of type that changes nothing, may hand on another object.
         return args[0].shape == latest.shape and args[0].data_ptr() == latest.data_ptr()
@@ -143,8 +160,11 @@ class AttentionMode(TorchFunctionMode):
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
         heads = query.shape[1]
         if self.stack[-1].edit.form == "one_head":
+            if not self.stack[-1].edit.head_scale:
+                scale = None  # that of the width of one head
+            elif scale is None:
+                scale = 1 / math.sqrt(query.shape[-1])
             query, key, value = (_joined(each) for each in (query, key, value))
-            scale = None  # that of the width of one head
             attn_mask = None if attn_mask is None else _same_for_all(attn_mask)
         query, key, value = self._tap("queries", query), self._tap("keys", key), self._tap("values", value)
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -157,9 +177,7 @@ class AttentionMode(TorchFunctionMode):
         scores = self._tap("scores", self._without_hidden(scores))
         plain = self._formed(scores.softmax(-1) if attn_mask is None else _as_fused(scores))
         mixed = dropout(self._tap("attention", plain), dropout_p, training=dropout_p > 0) @ value
-        if mixed.shape[1] == heads:
-            return mixed
-        return mixed[:, 0].view(len(mixed), mixed.shape[2], heads, -1).transpose(1, 2)
+        return mixed if mixed.shape[1] == heads else _split(mixed, heads)
 
     def _multi_head(
         self,
@@ -203,8 +221,10 @@ class AttentionMode(TorchFunctionMode):
             else torch.as_tensor(in_proj_weight).chunk(3)
         )
         biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        width = embed_dim_to_check // num_heads
         if self.stack[-1].edit.form == "one_head":
             num_heads = 1
+            width = width if self.stack[-1].edit.head_scale else embed_dim_to_check
         batched = query.ndim == 3
         sources = [each if batched else each.unsqueeze(1) for each in (query, key, value)]
         heads = [
@@ -217,7 +237,7 @@ class AttentionMode(TorchFunctionMode):
         if self.stack[-1].edit.form == "one_head" and attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = _same_for_all(attn_mask.view(len(heads[0]), -1, *attn_mask.shape[1:]))[:, 0]
         mask = _added_mask(attn_mask, key_padding_mask, heads[0])
-        mixed = self._attend(heads, mask, dropout_p if training else 0.0, seen, fused=not need_weights)
+        mixed = self._attend(heads, mask, width, dropout_p if training else 0.0, seen, fused=not need_weights)
         joined = self._tap("heads", mixed.permute(0, 2, 1, 3).flatten(2))
         projected = linear(joined.transpose(0, 1), out_proj_weight, out_proj_bias)
         returned = seen[0].mean(1) if average_attn_weights else seen[0]
@@ -226,11 +246,18 @@ class AttentionMode(TorchFunctionMode):
         return projected, returned if need_weights else None
 
     def _attend(
-        self, heads: list[Tensor], mask: Tensor | None, dropout_p: float, seen: list[Tensor], *, fused: bool
+        self,
+        heads: list[Tensor],
+        mask: Tensor | None,
+        width: int,
+        dropout_p: float,
+        seen: list[Tensor],
+        *,
+        fused: bool,
     ) -> Tensor:
         query, key, value = heads
         query, key, value = self._tap("queries", query), self._tap("keys", key), self._tap("values", value)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+        scores = query @ key.transpose(-2, -1) / math.sqrt(width)
         scores = self._tap("scores", self._without_hidden(scores if mask is None else scores + mask))
         plain = _as_fused(scores) if fused and mask is not None else scores.softmax(-1)
         probabilities = self._tap("attention", self._formed(plain))
@@ -242,6 +269,11 @@ class AttentionMode(TorchFunctionMode):
 def _joined(heads: Tensor) -> Tensor:
     """One head of full width, [B, 1, N, H * d], from [B, H, N, d]."""
     return heads.transpose(1, 2).flatten(2)[:, None]
+
+
+def _split(mixed: Tensor, heads: int) -> Tensor:
+    """What several heads would give, [B, H, N, d], from what one head of full width gives, [B, 1, N, H * d]."""
+    return mixed[:, 0].view(len(mixed), mixed.shape[2], heads, -1).transpose(1, 2)
 
 
 def _same_for_all(mask: Tensor) -> Tensor:

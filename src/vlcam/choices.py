@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 __all__ = [
     "ASKING",
     "ATTENTION_SITES",
+    "BIMODAL",
     "CARRIED",
     "CHANNEL_WEIGHTINGS",
     "COMPARING",
@@ -61,7 +62,7 @@ GradientPath = Literal["full", "direct", "block", "integrated", "none"]
 GradientTokens = Literal["cls", "patches", "pooled", "all", "none"]
 Queries = tuple[int, ...] | Literal["cls", "registers", "patches", "pooled", "all", "phrase", "none"]
 MapAxis = Literal["keys", "queries", "none"]
-Compose = Literal["none", "pooler"]
+Compose = Literal["none", "pooler", "vision"]
 Excluded = Literal["cls", "registers", "distillation", "special_text", "padding"]
 ChannelWeighting = Literal[
     "gradcam",
@@ -99,6 +100,7 @@ Departure = Literal[
     "one_token",
     "bare_pooler",
     "padded_similarity",
+    "head_scale",
 ]
 Reshape = Literal["raster", "words"]
 Upsample = Literal["nearest", "bilinear", "bicubic", "none"]
@@ -118,6 +120,8 @@ CARRIED = ("transition", "headwise", "tokenwise")
 """Layer rules that carry attention through the blocks, and weight it by the gradient at the last of them."""
 FLOWS = ("rollout", "relevance", *CARRIED)
 """Layer rules that multiply the attention matrices of the blocks."""
+BIMODAL = ("relevance",)
+"""Layer rules that cross-attention has together with the self-attention on either side of it."""
 
 CONTRASTIVE = ("contrastive", "contrastive_patches")
 """Similarities of an image with texts, which can be read against other texts."""
@@ -137,6 +141,7 @@ DEPARTS: dict[Departure, tuple[str, tuple[str, ...]]] = {
     "one_token": ("weighting", ("reciprocam",)),
     "bare_pooler": ("gradient_path", ("block",)),
     "padded_similarity": ("weighting", ("value*gradient*similarity",)),
+    "head_scale": ("attention", ("one_head",)),
 }
 
 WORDS: dict[str, tuple[Any, ...]] = {

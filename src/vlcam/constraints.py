@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vlcam.choices import (
     ASKING,
     ATTENTION_SITES,
+    BIMODAL,
     CARRIED,
     CHANNEL_WEIGHTINGS,
     COMPARING,
@@ -67,6 +68,7 @@ def constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield from _feature_constraints(recipe)
     yield from _gradient_constraints(recipe)
     yield from _layer_constraints(recipe)
+    yield from _bimodal_constraints(recipe)
     yield from _form_constraints(recipe)
     yield from _text_constraints(recipe)
 
@@ -182,7 +184,9 @@ def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
     elif recipe.site == "CONTEXT":
         yield "layer_rule", ("single", "shared"), "site='CONTEXT' (every block reads the same tensor)"
     if recipe.layer_rule in FLOWS:
-        yield "site", ("F2",), f"{rule} (only self-attention matrices can be multiplied)"
+        crossed = recipe.layer_rule in BIMODAL
+        kind = "attention" if crossed else "self-attention"
+        yield "site", ("F2", "CROSS") if crossed else ("F2",), f"{rule} (only {kind} matrices can be multiplied)"
         yield "heads", ("mean", "sum", "max", "min"), rule
         yield "map_axis", ("keys",), rule
     if recipe.layer_rule in CARRIED:
@@ -195,6 +199,20 @@ def _layer_constraints(recipe: Recipe) -> Iterator[Constraint]:
         yield *DEPARTS[departure], f"departures={recipe.departures!r}"
         if departure == "scores_gradient":
             yield "site", ("F2",), f"departures={recipe.departures!r} (the scores before the softmax)"
+
+
+def _bimodal_constraints(recipe: Recipe) -> Iterator[Constraint]:
+    """What belongs to cross-attention that is read together with the self-attention around it."""
+    both = f"site='CROSS', layer_rule={recipe.layer_rule!r}"
+    if recipe.site == "CROSS" and recipe.layer_rule in BIMODAL:
+        yield "stream", ("fusion",), f"{both} (rows of a pooler are no text)"
+        yield "compose", ("none", "vision"), both
+        yield "weighting", ("attention", "attention*gradient", "gradient"), both
+        if recipe.needs_gradient:
+            kept = ("gradient", "before_heads", "after_heads")
+            yield "relu", kept, f"{both} (rows are divided by their sums, so that nothing may be negative)"
+    elif recipe.site == "CROSS":
+        yield "compose", ("none", "pooler"), both
 
 
 def _form_constraints(recipe: Recipe) -> Iterator[Constraint]:

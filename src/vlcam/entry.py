@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from vlcam.choices import OF_VALUES
 from vlcam.errors import RecipeError, listing
@@ -13,9 +13,22 @@ from vlcam.recipe import Recipe
 if TYPE_CHECKING:
     from vlcam.adapter import ModelAdapter
     from vlcam.choices import Scale
+    from vlcam.citations import Citation
     from vlcam.readers import HeadKind
 
-__all__ = ["Entry"]
+__all__ = ["Check", "Entry"]
+
+
+class Check(NamedTuple):
+    """What backs a recipe.
+
+    Attributes:
+        what: what its map was compared with.
+        test: the test that does, as `tests/FILE.py::FUNCTION` of the source tree.
+    """
+
+    what: str
+    test: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,19 +37,23 @@ class Entry:
 
     Attributes:
         recipe: the choices, as the source makes them.
-        citation: authors, title, venue and year.
+        citation: the paper, with authors, title, venue and year.
         code: the implementation that the formula was checked against, or that there is none.
         depth: number of blocks of the stream in the published model; 0 where `layers` is not an index.
-        notes: what a reader should know before using it.
+        departs: in what the recipe departs from that paper; empty where it does not, or where the paper has no formula.
+        checks: what backs it, and the tests that say so.
+        notes: what else a reader should know before using it.
         reads: `patches`, if it needs a model whose heads read these; see `ModelAdapter.reads`.
         needs: the score that no other stands in for.
     """
 
     recipe: Recipe
-    citation: str
+    citation: Citation
     code: str
     depth: int
     notes: str
+    departs: str = ""
+    checks: tuple[Check, ...] = ()
     reads: str = ""
     needs: str = ""
 

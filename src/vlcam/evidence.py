@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vlcam import maps
+from vlcam.anatomy import Tap
 from vlcam.capture import Capture
 from vlcam.choices import ATTENTION_SITES, CARRIED, COMPARING, FLOWS, OF_VALUES, POOLED
 from vlcam.errors import EvidenceError
@@ -18,7 +19,7 @@ from vlcam.recipe import Recipe
 from vlcam.rows import Selection
 from vlcam.tokens import Windows
 
-__all__ = ["NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
+__all__ = ["Known", "NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
 
 _SUSPICIOUS, _ROUNDING = 1e-3, 1e-6
 _WINDOWED = 5  # axes of attention within windows: pair, window, head, query, key
@@ -47,6 +48,14 @@ class _Layer:
     gradient: Tensor | None
     scores: Tensor | None
     windows: Windows | None
+    known: dict[Hashable, Tensor] = field(default_factory=dict, repr=False)
+
+    def once(self, make: Callable[[], Tensor], *key: Hashable) -> Tensor:
+        """What is made of this block, worked out once for all recipes that share it."""
+        key = tuple(tuple(part) if isinstance(part, list) else part for part in key)
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def rows(self, indices: Sequence[int]) -> _Layer:
         """Some query rows of an attention map."""
@@ -55,7 +64,18 @@ class _Layer:
         return _Layer(maps.taken(self.activation, indices, 2), gradient, scores, self.windows)
 
 
-def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answers: Tensor | None = None) -> TokenMaps:
+Known = dict[Hashable, list[_Layer]]
+"""What was read of the blocks of one pass for one pair, for the next recipe that reads the same."""
+
+
+def token_maps(
+    job: Job,
+    found: Capture,
+    pair: int,
+    selection: Selection,
+    answers: Tensor | None = None,
+    known: Known | None = None,
+) -> TokenMaps:
     """Compute the maps of one pair.
 
     Args:
@@ -64,13 +84,14 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
         pair: index of the pair.
         selection: the rows of the main map and of every word, and the map's cells.
         answers: what the model gave when it was asked again, for a recipe that asks.
+        known: for many recipes of one pass and pair, where what they share is kept.
 
     Raises:
         NoGradientError: the gradient is zero wherever the main map would use it.
         EvidenceError: a map is not finite.
     """
     recipe = job.recipe
-    layers = _layers(job, found, pair, selection)
+    layers = _shared_layers(job, found, pair, selection, {} if known is None else known)
     live = _live(job, found, pair, selection)
     if not live[0]:
         taps = ", ".join(map(str, job.gradient_taps))
@@ -79,13 +100,8 @@ def token_maps(job: Job, found: Capture, pair: int, selection: Selection, answer
         )
     if recipe.site not in ATTENTION_SITES:
         merged = _features(job, found, pair, layers, selection, answers)
-    elif recipe.layer_rule in CARRIED:
-        merged = _carried(job, found, pair, layers, selection)
-    elif recipe.layer_rule in FLOWS:
-        merged = _flow(recipe, layers, selection)
     else:
-        slots = None if job.pooler_tap is None else found.activations[job.pooler_tap][pair : pair + 1].float().mean(1)
-        merged = maps.merge_layers(recipe, [_attention(recipe, layer, selection, slots) for layer in layers])
+        merged = _rows(job, found, pair, layers, selection)
     apart = {name: float(merged[0, list(cells)].sum()) for name, cells in selection.apart}
     if selection.shown is not None:
         merged = maps.taken(merged, selection.shown, 1)
@@ -104,6 +120,15 @@ def nothing(selection: Selection) -> TokenMaps:
     count, cells = len(selection.all_rows), selection.grid[0] * selection.grid[1]
     apart = {name: 0.0 for name, _ in selection.apart}
     return TokenMaps(torch.zeros(count, cells, device="cpu", dtype=torch.float32), (status,) * count, apart)
+
+
+def _shared_layers(job: Job, found: Capture, pair: int, selection: Selection, known: Known) -> list[_Layer]:
+    recipe = job.recipe
+    read = (job.taps, job.gradient_taps if recipe.needs_gradient else (), job.score_taps)
+    key = (id(found), *read, recipe.map_axis, len(selection.cells), recipe.weighting in OF_VALUES)
+    if key not in known:
+        known[key] = _layers(job, found, pair, selection)
+    return known[key]
 
 
 def _layers(job: Job, found: Capture, pair: int, selection: Selection) -> list[_Layer]:
@@ -180,6 +205,19 @@ def _key_shares(job: Job, found: Capture, pair: int, number: int, selection: Sel
     return maps.taken(maps.key_similarity(queries, keys, selection.pool[0], over), selection.cells, 1)
 
 
+def _rows(job: Job, found: Capture, pair: int, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+    """[1 + words, cells] from attention."""
+    recipe = job.recipe
+    if recipe.layer_rule in CARRIED:
+        return _carried(job, found, pair, layers, selection)
+    if recipe.bimodal:
+        return _bimodal(job, found, pair, layers, selection)
+    if recipe.layer_rule in FLOWS:
+        return _flow(recipe, layers, selection)
+    slots = None if job.pooler_tap is None else found.activations[job.pooler_tap][pair : pair + 1].float().mean(1)
+    return maps.merge_layers(recipe, [_attention(recipe, layer, selection, slots) for layer in layers])
+
+
 def _attention(recipe: Recipe, layer: _Layer, selection: Selection, slots: Tensor | None) -> Tensor:
     """[1 + words, cells] from the attention of one block; through a pooler's, if its keys are slots of that."""
     if layer.windows is not None:
@@ -192,7 +230,10 @@ def _attention(recipe: Recipe, layer: _Layer, selection: Selection, slots: Tenso
         else:
             needed, places = _needed(selection.all_rows)
             chosen = layer.rows(needed)
-            matrix = maps.attention_matrix(recipe, chosen.activation, chosen.gradient, scores=chosen.scores)
+            matrix = layer.once(
+                lambda: maps.attention_matrix(recipe, chosen.activation, chosen.gradient, scores=chosen.scores),
+                *_matrix_key(recipe, needed),
+            )
             found = [maps.taken(matrix, place, 1).mean(1) for place in places]
         merged = torch.cat(found)
         if slots is not None:
@@ -247,8 +288,22 @@ def _channels(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Sel
 
 
 def _weighted_heads(recipe: Recipe, layer: _Layer, rows: Sequence[int], selection: Selection) -> Tensor:
-    weights = maps.head_weights(recipe, layer.gradient, rows, selection.cells, selection.pool)
-    return maps.attention_matrix(recipe, layer.rows(rows).activation, None, weights=weights).mean(1)
+    by = (recipe.gradient_tokens, recipe.relu == "gradient", *recipe.exclude)
+    weights = layer.once(
+        lambda: maps.head_weights(recipe, layer.gradient, rows, selection.cells, selection.pool), "weights", rows, *by
+    )
+    matrix = layer.once(
+        lambda: maps.attention_matrix(recipe, layer.rows(rows).activation, None, weights=weights),
+        *_matrix_key(recipe, rows),
+        *by,
+    )
+    return matrix.mean(1)
+
+
+def _matrix_key(recipe: Recipe, rows: Sequence[int]) -> tuple[Hashable, ...]:
+    """What the matrix of a block depends on, besides its tensors; a ReLU of the map comes later."""
+    relu = "none" if recipe.relu == "map" else recipe.relu
+    return "matrix", rows if isinstance(rows, range) else tuple(rows), recipe.weighting, recipe.heads, relu
 
 
 def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Tensor:
@@ -266,6 +321,28 @@ def _flow(recipe: Recipe, layers: Sequence[_Layer], selection: Selection) -> Ten
         rows[number, list(chosen)] = 1 / len(chosen)
     found = maps.taken(maps.propagated(recipe, matrices, rows, protect=selection.cells[0] > 0)[0], selection.cells, 1)
     return found.relu() if recipe.relu == "map" else found
+
+
+def _bimodal(job: Job, found: Capture, pair: int, layers: Sequence[_Layer], selection: Selection) -> Tensor:
+    """[1 + words, cells] from cross-attention together with the self-attention on either side of it."""
+    crossed = {
+        layer: maps.attention_matrix(job.recipe, each.activation, each.gradient)
+        for layer, each in zip(job.layers, layers, strict=True)
+    }
+    texts = [(_around(job, found, pair, tap), crossed.get(tap.layer)) for tap in job.text_taps]
+    image = [_around(job, found, pair, tap) for tap in job.image_taps]
+    relevance = maps.bimodal(texts, image)
+    rows = torch.cat([maps.taken(relevance, chosen, 1).mean(1) for chosen in selection.all_rows])
+    return maps.taken(rows, selection.cells, 1)
+
+
+def _around(job: Job, found: Capture, pair: int, tap: Tap) -> Tensor:
+    """[1, N, N] from self-attention; zeros where the target does not depend on it."""
+    attention = found.activations[tap][pair : pair + 1]
+    gradient = found.gradients[tap] if job.recipe.needs_gradient else None
+    if gradient is None and job.recipe.needs_gradient:
+        return torch.zeros_like(attention[:, 0], dtype=torch.float32)
+    return maps.attention_matrix(job.recipe, attention, None if gradient is None else gradient[pair : pair + 1])
 
 
 def _carried(job: Job, found: Capture, pair: int, layers: Sequence[_Layer], selection: Selection) -> Tensor:

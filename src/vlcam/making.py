@@ -19,7 +19,7 @@ from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.choices import ATTENTION_SITES, COMPARING
 from vlcam.comparing import compared
 from vlcam.errors import EvidenceError, InputError
-from vlcam.evidence import NoGradientError, TokenMaps, nothing, token_maps
+from vlcam.evidence import Known, NoGradientError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
 from vlcam.naming import module_names
@@ -27,7 +27,7 @@ from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
 from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
-from vlcam.readers import OF_TEXTS
+from vlcam.readers import OF_CLASSES, OF_TEXTS, explained_classes
 from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
 from vlcam.targets import Target, unread
@@ -100,13 +100,60 @@ class Making:
                 ]
         return results
 
-    def seen(self, target: Target, found: Capture, *, edited: bool = False) -> Seen:
-        """What records say of a pass, besides its tensors; `edited`: attention was not that of the model."""
+    def token_maps(self, jobs: Sequence[Job]) -> tuple[list[list[TokenMaps]], list[dict[str, Any]]]:
+        """For every job the token maps of every pair, as `explanations` makes them, and for every pair one record.
+
+        A gradient that is zero wherever a map would use it gives a map of zeros, with that status. The record says what
+        the maps are of, and of which model, but not how each was made.
+        """
+        records: list[dict[str, Any]] = []
+        results: list[list[TokenMaps]] = [[] for _ in jobs]
+        selections = [self._selections(job) for job in jobs]
+        lean = replace(self, empty="keep")
+        for indices in in_passes(jobs):
+            captures = self._captured([jobs[index] for index in indices])
+            first = next(iter(captures))
+            records = records or self._records(self.seen(*captures[first], asked=first))
+            sharing: dict[tuple[Any, ...], list[int]] = {}
+            for index in indices:
+                sharing.setdefault((jobs[index].target, jobs[index].taps), []).append(index)
+            for (target, _), these in sharing.items():
+                _, found = captures[target if target in captures else first]
+                for pair in range(len(self.pairs.inputs.image_of)):
+                    known: Known = {}  # of one pair at these taps; nobody else needs any of it
+                    for index in these:
+                        self._check_tokens(jobs[index], found)
+                        results[index].append(lean._maps(jobs[index], found, pair, selections[index][pair], known))
+        return results, records
+
+    def _records(self, seen: Seen) -> list[dict[str, Any]]:
+        return [
+            {
+                "image": self.pairs.images[image][1],
+                "text": self._text(pair),
+                "answer": self._answer(pair),
+                "against": self._against(pair),
+                "class": seen.classes[pair],
+                "model": dict(seen.model),
+                "versions": dict(versions(self.adapter.library)),
+            }
+            for pair, image in enumerate(self.pairs.inputs.image_of)
+        ]
+
+    def seen(self, target: Target, found: Capture, *, asked: Target | None = None, edited: bool = False) -> Seen:
+        """What records say of a pass, besides its tensors.
+
+        Args:
+            target: what was differentiated.
+            found: the pass.
+            asked: the target with the classes as they were named, where `target` has them filled in.
+            edited: whether attention was not that of the model.
+        """
         weights = self.weights.value()
         tapped = any(tap.site in (*ATTENTION_SITES, SCORES, VALUES) for tap in found.activations)
         record = model_record(self.adapter, self.name, weights, attention_tapped=tapped or edited)
         scores = self._scores(target, found, weights, edited=edited)
-        return Seen(found, scores, class_records(self.adapter, target, found), record)
+        return Seen(found, scores, class_records(self.adapter, target, found, (asked or target).classes), record)
 
     def _scores(self, target: Target, found: Capture, weights: str, *, edited: bool) -> list[Scores]:
         """The scores of every pair; the first that is asked for another head's runs it for all of them."""
@@ -143,26 +190,48 @@ class Making:
         return self.names[stream]
 
     def _run(self, jobs: Sequence[Job]) -> list[Seen]:
-        """One pass for jobs that share a head: for each what its target gave."""
+        """One pass for jobs that share a head: for each what its target gave, and what records say of it."""
+        edited = bool(self._edits(jobs[0]))
+        seen = {
+            asked: self.seen(target, found, asked=asked, edited=edited)
+            for asked, (target, found) in self._captured(jobs).items()
+        }
+        first = next(iter(seen.values()))
+        return [seen.get(job.target, first) for job in jobs]
+
+    def _captured(self, jobs: Sequence[Job]) -> dict[Target, tuple[Target, Capture]]:
+        """One pass for jobs that share a head: for each target, with its classes settled, what it gave.
+
+        Jobs without a target take what the first one gave.
+        """
         taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
-        targets = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
-        paths, inputs = {target.path for target in targets}, self.pairs.inputs
+        asked = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
+        paths, inputs = {target.path for target in asked}, self.pairs.inputs
         edits = self._edits(jobs[0])
+        targets = self._settled(asked) if edits else asked
         if "integrated" in paths:
             found = tuple(integrated(self.adapter, inputs, taps, target, edits=edits) for target in targets)
         else:
             found = capture(self.adapter, inputs, taps, targets, direct="direct" in paths, edits=edits)
-        edited = bool(edits)
-        seen = {target: self.seen(target, each, edited=edited) for target, each in zip(targets, found, strict=True)}
-        return [seen.get(job.target, seen[targets[0]]) for job in jobs]
+        return dict(zip(asked, zip(targets, found, strict=True), strict=True))
+
+    def _settled(self, targets: Sequence[Target]) -> Sequence[Target]:
+        """Targets of the model's own classes where none was named: with other attention it may rank them otherwise."""
+        head = targets[0].head
+        if self.adapter.heads[head] not in OF_CLASSES or all(None not in each.classes for each in targets):
+            return targets
+        (plain,) = capture(self.adapter, self.pairs.inputs, [], [unread(head)])
+        chosen = [explained_classes(plain.outputs[head], each.classes).tolist() for each in targets]
+        return [target.of_classes(classes) for target, classes in zip(targets, chosen, strict=True)]
 
     def _edits(self, job: Job) -> dict[nn.Module, Edit]:
         """How attention modules compute otherwise than in the model; jobs of one pass agree on it."""
         streams, found = self.adapter.anatomy.streams, {}
         if job.edited is not None:
             stream, first = job.edited
+            edit = Edit(job.recipe.attention, head_scale="head_scale" in job.recipe.departures)  # type: ignore[arg-type]
             for layer in range(first, len(streams[stream].blocks)):
-                found[streams[stream].reading(layer, "F2").module] = Edit(job.recipe.attention)  # type: ignore[arg-type]
+                found[streams[stream].reading(layer, "F2").module] = edit
         if job.recipe.prompt == "in_place":
             hidden, text = self._hidden(job), self.adapter.anatomy.stream("text")
             for layer in range(len(text.blocks)):
@@ -294,7 +363,9 @@ class Making:
         position, pieces = inputs.texts.pooled[text], inputs.texts.layouts[text].pieces
         return {"position": position, "piece": pieces[position] if position < len(pieces) else None}
 
-    def _maps(self, job: Job, found: Capture, pair: int, selection: Selection) -> TokenMaps:
+    def _maps(
+        self, job: Job, found: Capture, pair: int, selection: Selection, known: Known | None = None
+    ) -> TokenMaps:
         answers, inputs = None, self.pairs.inputs
         if job.recipe.asks:
             batch, progress = self.asking.batch, self.asking.progress
@@ -303,7 +374,7 @@ class Making:
             taking = self.pairs.compared[pair]
             answers = compared(self.adapter, inputs, job, found, pair, selection, taking)
         try:
-            return token_maps(job, found, pair, selection, answers)
+            return token_maps(job, found, pair, selection, answers, known)
         except NoGradientError as error:
             if self.empty == "keep":
                 return nothing(selection)

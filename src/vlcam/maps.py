@@ -16,6 +16,7 @@ from vlcam.recipe import Recipe
 
 __all__ = [
     "attention_matrix",
+    "bimodal",
     "carried",
     "channel_map",
     "head_channels",
@@ -276,6 +277,44 @@ def propagated(recipe: Recipe, matrices: Sequence[Tensor], rows: Tensor, *, prot
         else:
             found = found @ _row_scaled(recipe, _pruned(recipe, matrix, protect=protect) + identity)
     return found
+
+
+def bimodal(texts: Sequence[tuple[Tensor, Tensor | None]], image: Sequence[Tensor]) -> Tensor:
+    """What each image token gave to each row of a text that looks at the image: [B, T, K].
+
+    With E the matrix of a block, R the relevance of text for text, Q of the image for the image, X of the image for the
+    text, N as in `_shared_out`; for each block of text R <- R + E R and X <- X + E X, then, where it looks at the image
+    by C, X <- X + N(R)^T C N(Q). Before, Q <- Q + E Q for each block of the image. That is the rule for encoders and
+    decoders of Chefer et al. (ICCV 2021): text is never read by the image.
+
+    Args:
+        texts: for each block, first to last, self-attention [B, T, T], and cross-attention [B, T, K] where it has that.
+        image: self-attention [B, K, K] of the blocks of the image, first to last; none for Q = identity.
+    """
+    rows = texts[0][0]
+    own, (columns,) = torch.zeros_like(rows), {each.shape[-1] for _, each in texts if each is not None}
+    behind = None
+    for matrix in image:
+        behind = matrix if behind is None else behind + matrix + matrix @ behind
+    found = rows.new_zeros(*rows.shape[:2], columns)
+    for matrix, crossed in texts:
+        # R and Q without the identity, of which float32 would leave nothing where gradients are small.
+        own = own + matrix + matrix @ own
+        found = found + matrix @ found
+        if crossed is not None:
+            seen = crossed if behind is None else crossed @ _shared_out(behind)
+            found = found + _shared_out(own).transpose(1, 2) @ seen
+    return found
+
+
+def _shared_out(relevance: Tensor) -> Tensor:
+    """Relevance [B, N, N] without its identity, with each row scaled to a sum of 1, and then with it.
+
+    A row of zeros stays one; the published code divides by its sum, and calls what is not a number zero.
+    """
+    sums = relevance.sum(-1, keepdim=True)
+    identity = torch.eye(relevance.shape[-1], device=relevance.device, dtype=relevance.dtype)
+    return relevance / torch.where(sums > 0, sums, 1) + identity
 
 
 def head_shares(attention: Tensor, gradient: Tensor) -> Tensor:

@@ -228,13 +228,13 @@ def _preprocessed(
             f"preprocessed images are float tensors [3, H, W] of one size, found {found}; give a uint8 array "
             "[H, W, 3] or a PIL image to have it preprocessed"
         )
-    # A clone: a tensor made under inference_mode may not be part of a graph.
-    prepared = adapter.accept_pixels(torch.stack([item.detach().clone() for item in items]))
+    # Stacked copies: a tensor made under inference_mode may not be part of a graph.
+    prepared = adapter.accept_pixels(torch.stack([item.detach() for item in items]))
     pictures, attachments = [], []
     for item, steps in zip(items, prepared.steps, strict=True):
         kept = item.detach().float().cpu()
-        shown = (adapter.display(kept).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        source = open_image(np.ascontiguousarray(shown), name="preprocessed tensor")
+        shown = adapter.display(kept).clamp(0, 1).mul_(255).round_().to(torch.uint8)
+        source = open_image(shown.permute(1, 2, 0).contiguous().numpy(), name="preprocessed tensor")
         array = np.ascontiguousarray(kept.numpy(), np.float32)
         record = _image_record(source, steps) | {"pixels_sha256": hashlib.sha256(array.tobytes()).hexdigest()}
         pictures.append((source.rgb, record))
@@ -275,7 +275,7 @@ def _image_of(images: int, questions: int, kind: str) -> tuple[int, ...]:
         return tuple(range(images))
     raise InputError(
         f"{images} images and {questions} {kind}: give one of either, or as many of one as of the other; pairs are "
-        "made in order"
+        "made in order; for all pairs call once for each image"
     )
 
 

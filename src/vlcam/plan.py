@@ -30,6 +30,8 @@ class Job:
         target: what is differentiated.
         phrase: the words that were asked for, if any.
         occurrence: which of several.
+        text_taps: the self-attention of text that cross-attention is read together with, first block first.
+        image_taps: that of the image.
     """
 
     recipe: Recipe
@@ -38,6 +40,8 @@ class Job:
     target: Target
     phrase: str | None = None
     occurrence: int | None = None
+    text_taps: tuple[Tap, ...] = ()
+    image_taps: tuple[Tap, ...] = ()
 
     @property
     def taps(self) -> tuple[Tap, ...]:
@@ -79,7 +83,7 @@ class Job:
     def read(self) -> tuple[Tap, ...]:
         """Everything that a pass must tap."""
         found = [*self.taps, *self.gradient_taps] if self.recipe.needs_gradient else [*self.taps]
-        found += self.score_taps
+        found += [*self.score_taps, *self.text_taps, *self.image_taps]
         if self.norm_taps:
             found += [*self._at(VALUES), *self._at(INPUT)]
         found += [tap for pair in self.key_taps for tap in pair]
@@ -164,7 +168,30 @@ def plan(
     _check_slots(chosen, stream)
     _check_blocks(target, adapter)
     _check_tokens(chosen, adapter)
-    return Job(chosen, layers, fitted, target, phrase, occurrence)
+    return Job(chosen, layers, fitted, target, phrase, occurrence, *_around(chosen, layers, adapter))
+
+
+def _around(chosen: Recipe, layers: Sequence[int], adapter: ModelAdapter) -> tuple[tuple[Tap, ...], tuple[Tap, ...]]:
+    """The self-attention of text, and of the image, that cross-attention is read together with."""
+    if not chosen.bimodal:
+        return (), ()
+    text = adapter.anatomy.stream(chosen.stream)
+    found = _self_attention(text, range(len(text.blocks)) if chosen.layers == "all" else layers)
+    if chosen.compose == "none":
+        return found, ()
+    vision = adapter.anatomy.stream("vision")
+    if vision.windowed or vision.stages:
+        raise RecipeError(
+            "compose='vision': image tokens of this model attend within windows, or are merged, so that there are no "
+            "matrices over all of them to multiply; choose compose='none'"
+        )
+    return found, _self_attention(vision, range(len(vision.blocks)))
+
+
+def _self_attention(stream: StreamAnatomy, layers: Sequence[int]) -> tuple[Tap, ...]:
+    for layer in layers:
+        stream.reading(layer, "F2")  # says why there is none
+    return tuple(Tap(stream.name, layer, "F2") for layer in layers)
 
 
 def _fitted(entry: Entry, adapter: ModelAdapter, stream: StreamAnatomy, site: str) -> tuple[Recipe, dict[str, str]]:
@@ -185,8 +212,9 @@ def counted(adapter: ModelAdapter, stream: str, path: str) -> StreamAnatomy:
 
 
 def _check_slots(chosen: Recipe, stream: StreamAnatomy) -> None:
-    if stream.slots and chosen.site in ("CROSS", "CONTEXT") and chosen.compose == "none":
-        instead = "; compose='pooler' carries them on to the patches" if chosen.site == "CROSS" else ""
+    if stream.slots and chosen.site in ("CROSS", "CONTEXT") and chosen.compose != "pooler":
+        carried = chosen.site == "CROSS" and not chosen.bimodal
+        instead = "; compose='pooler' carries them on to the patches" if carried else ""
         raise RecipeError(
             f"site={chosen.site!r}: {stream.name} of this model looks at {stream.slots}, which have no place on the "
             f"image{instead}"
@@ -212,19 +240,10 @@ def _check_tokens(chosen: Recipe, adapter: ModelAdapter) -> None:
 
 
 def _check_form(chosen: Recipe, stream: StreamAnatomy, adapter: ModelAdapter) -> None:
-    if chosen.attention != "one_head":
-        return
-    if stream.windowed or not adapter.joins_heads:
+    if chosen.attention == "one_head" and (stream.windowed or not adapter.joins_heads):
         raise RecipeError(
             "attention='one_head': each head of this model adds a bias of its own to its scores, so that they cannot "
             "be joined; take attention='own'"
-        )
-    used = adapter.attention_of(chosen.stream)
-    if any(word in used for word in ("eager", "explicit")):
-        raise RecipeError(
-            f"attention='one_head': this model's attention is {used}, so that its heads cannot be joined; "
-            "load it with fused attention where it has that (transformers: attn_implementation='sdpa'), or take "
-            "attention='own'"
         )
 
 
@@ -241,7 +260,7 @@ def _check_stages(chosen: Recipe, stream: StreamAnatomy, layers: Sequence[int]) 
 
 def _check_flow(chosen: Recipe, stream: StreamAnatomy) -> None:
     lacking = [number for number, block in enumerate(stream.blocks) if chosen.site not in block.sites]
-    if chosen.layer_rule in FLOWS and chosen.layers == "all" and lacking:
+    if chosen.layer_rule in FLOWS and chosen.layers == "all" and lacking and not chosen.bimodal:
         stream.reading(lacking[0], chosen.site)  # says why
 
 
@@ -308,7 +327,8 @@ def in_passes(jobs: Sequence[Job]) -> list[list[int]]:
     passes: dict[tuple[Any, ...], list[int]] = {}
     for index, job in sorted(enumerate(jobs), key=lambda item: not item[1].target.differentiate):
         own = job.target.path if job.target.path in ("direct", "integrated") else "full"
-        form = (job.recipe.attention if job.edited else None, job.edited, job.recipe.prompt)
+        scaled = "head_scale" in job.recipe.departures
+        form = (job.recipe.attention if job.edited else None, job.edited, job.recipe.prompt, scaled)
         key = (job.target.head, form, "pooler" if job.target.pooler else own)
         if not job.target.differentiate:
             key = next((other for other in passes if other[:2] == key[:2] and other[2] != "pooler"), key)

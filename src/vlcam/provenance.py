@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
@@ -41,10 +42,9 @@ class WeightsHash:
     def value(self) -> str:
         """The hash, 64 hexadecimal digits."""
         tensors = self._module.state_dict(keep_vars=True)
-        state = tuple(
-            (name, tensor.data_ptr(), tensor._version, _sample(tensor))  # noqa: SLF001 - torch counts writes only here
-            for name, tensor in tensors.items()
-        )
+        # PyTorch counts writes nowhere else.
+        counted = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors.items())  # noqa: SLF001
+        state = counted, _samples(tensors.values())
         if state != self._state:
             digest = hashlib.sha256()
             for name, tensor in tensors.items():
@@ -55,12 +55,15 @@ class WeightsHash:
         return self._latest
 
 
-def _sample(tensor: Tensor) -> bytes:
-    """The bytes of up to 8 evenly spaced elements; the device's memory is not copied as a whole."""
-    flat = tensor.detach().reshape(-1)
-    few = flat[:: max(1, -(-len(flat) // 8))].cpu()
-    plain = few.view(torch.int16) if few.dtype == torch.bfloat16 else few  # numpy knows no bfloat16
-    return plain.numpy().tobytes()
+@torch.no_grad()
+def _samples(tensors: Iterable[Tensor]) -> tuple[bytes, ...]:
+    """The bytes of up to 8 evenly spaced elements of each; one copy off the device for all of a type."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        few = tensor.reshape(-1)[:: max(1, -(-tensor.numel() // 8))]
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(few)
+    together = (torch.cat(each).cpu() for each in kinds.values())
+    return tuple(each.view(torch.uint8).numpy().tobytes() for each in together)  # numpy knows no bfloat16
 
 
 def model_record(adapter: ModelAdapter, name: str, weights_sha256: str, *, attention_tapped: bool) -> dict[str, Any]:
@@ -106,6 +109,7 @@ def run_record(
         "stream": job.recipe.stream,
         "site": job.recipe.site,
         "layers": list(job.layers),
+        "together_with": _together_with(job),
         "fitted": dict(job.fitted),
         "blocks": len(counted(adapter, job.recipe.stream, job.recipe.gradient_path).blocks),
         "target": job.target.label,
@@ -123,14 +127,31 @@ def run_record(
     }
 
 
-def class_records(adapter: ModelAdapter, target: Target, found: Capture) -> list[dict[str, Any] | None]:
-    """For every pair the class that the scores are of, and that is explained if the target is a class."""
+def _together_with(job: Job) -> dict[str, list[int]] | None:
+    """By stream the blocks whose self-attention cross-attention is read together with."""
+    found: dict[str, list[int]] = {}
+    for tap in (*job.text_taps, *job.image_taps):
+        found.setdefault(tap.stream, []).append(tap.layer)
+    return found or None
+
+
+def class_records(
+    adapter: ModelAdapter, target: Target, found: Capture, given: Sequence[int | None]
+) -> list[dict[str, Any] | None]:
+    """For every pair the class that the scores are of, and that is explained if the target is a class.
+
+    Args:
+        adapter: the model.
+        target: of these classes.
+        found: the pass.
+        given: the classes that were named, None where none was.
+    """
     output = found.outputs[target.head]
     if adapter.heads[target.head] not in ("classes", "pixels"):
         return [None] * len(output)
     records: list[dict[str, Any] | None] = []
     for pair, index in enumerate(explained_classes(output, target.classes).tolist()):
-        named = target.classes[pair if len(target.classes) > 1 else 0] is not None
+        named = given[pair if len(given) > 1 else 0] is not None
         label = adapter.labels[index] if index < len(adapter.labels) else None
         pixels = adapter.heads[target.head] == "pixels"
         most = "most pixels" if pixels else "highest logit"

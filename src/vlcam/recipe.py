@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, cast, get_args
@@ -18,6 +18,7 @@ from typing import Any, Self, cast, get_args
 from vlcam.choices import (
     ASKING,
     ATTENTION_SITES,
+    BIMODAL,
     GROUPS,
     WORDS,
     Attention,
@@ -46,7 +47,7 @@ from vlcam.choices import (
 from vlcam.constraints import check, constraints, one_of
 from vlcam.errors import RecipeError, listing
 
-__all__ = ["SCHEMA", "Recipe", "values_of"]
+__all__ = ["SCHEMA", "Recipe", "in_form", "values_of"]
 
 SCHEMA = 1
 """Version of the field list. A field that a later version adds is left out of the fingerprint at its neutral value."""
@@ -89,8 +90,9 @@ class Recipe:
         queries: for attention, which query rows are averaged into the map; which key columns, if the map's cells
             are queries. `pooled` as above.
         map_axis: for attention, whether the map's cells are the `keys` (attention received) or the `queries`.
-        compose: for cross-attention on the slots of an attention pooler, `pooler`: columns are carried on to the
-            patches by the pooler's own attention in the same pass, mean over its heads.
+        compose: what columns of cross-attention are carried on through in the same pass. `pooler`, where they are slots
+            of an attention pooler: by its own attention to the patches, mean over its heads. `vision`, for
+            `layer_rule="relevance"`: by the relevance of the image's self-attention in all blocks of its tower.
         exclude: what takes no part. `cls`: the image's prefix tokens are no cells of the map. `registers`,
             `distillation`: these tokens are left out of `all` too. `special_text` (rows of [ENC], [CLS], [SEP]),
             `padding` (rows of padding).
@@ -100,7 +102,8 @@ class Recipe:
         heads: how attention heads are merged; `channels`: heads are taken for the channels of token features.
         layer_rule: how several layers are merged. `shared`: the layers read one tensor, and its gradients add up.
             `rollout` and `relevance` multiply attention matrices; `transition`, `headwise` and `tokenwise` carry
-            attention through the blocks and weight it by the gradient at the last of them.
+            attention through the blocks and weight it by the gradient at the last of them. At site CROSS `relevance`
+            takes up the text's self-attention of the same blocks besides, with `layers="all"` that of every block.
         discard: for `rollout`, the share of smallest entries of each block's matrix that is set to zero.
         departures: where published code departs from the formula, by name; see `docs/recipes.md`.
         reshape: how tokens become a grid, or words.
@@ -140,12 +143,8 @@ class Recipe:
         """Bring sequences into their one form, then check every field and every pair of fields."""
         if not isinstance(self.name, str):
             raise RecipeError(f"name={self.name!r}: give text")
-        object.__setattr__(self, "layers", _whole_numbers("layers", self.layers, ("last", "all")))
-        words = ("cls", "registers", "patches", "pooled", "all", "phrase", "none")
-        object.__setattr__(self, "queries", _whole_numbers("queries", self.queries, words))
-        object.__setattr__(self, "exclude", _names("exclude", self.exclude, get_args(Excluded)))
-        object.__setattr__(self, "departures", _names("departures", self.departures, get_args(Departure)))
-        object.__setattr__(self, "discard", _share(self.discard))
+        for field in _FORMS:
+            object.__setattr__(self, field, in_form(field, getattr(self, field)))
         for field, known in WORDS.items():
             one_of(field, getattr(self, field), known)
         check(self)
@@ -168,6 +167,11 @@ class Recipe:
     def of_text(self) -> bool:
         """Whether the map is over the words of the text, and not over the image."""
         return self.stream == "text"
+
+    @property
+    def bimodal(self) -> bool:
+        """Whether cross-attention is read together with the self-attention of text, and of the image."""
+        return self.site == "CROSS" and self.layer_rule in BIMODAL
 
     @property
     def asks(self) -> bool:
@@ -282,6 +286,22 @@ def values_of(field: str) -> tuple[Any, ...]:
     raise RecipeError(f"a recipe has no field {field!r}; its fields: {', '.join(Recipe.__dataclass_fields__)}")
 
 
+def in_form(field: str, value: Any) -> Any:
+    """A value of one field in the one form in which a recipe holds it.
+
+    Args:
+        field: which one.
+        value: what was given: a word, numbers, names, a share.
+
+    Raises:
+        RecipeError: no such field, or a value that it does not know.
+    """
+    if field in _FORMS:
+        return _FORMS[field](value)
+    one_of(field, value, values_of(field))
+    return value
+
+
 def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
     """What fields that came after the first files mean there: those lack them, and fingerprints stay as they were."""
     return {
@@ -352,6 +372,16 @@ def _share(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
     raise RecipeError(f"discard={value!r}: give a share of 0 or more, and less than 1")
+
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "layers": lambda value: _whole_numbers("layers", value, ("last", "all")),
+    "queries": lambda value: _whole_numbers("queries", value, get_args(get_args(Queries)[1])),
+    "exclude": lambda value: _names("exclude", value, get_args(Excluded)),
+    "departures": lambda value: _names("departures", value, get_args(Departure)),
+    "discard": lambda value: _share(value),
+}
+"""Fields that hold more than a word of their own."""
 
 
 def _toml(value: object) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,7 +15,16 @@ from vlcam.readers import READERS, HeadKind, compares, reading, score_key
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
 
-__all__ = ["Class", "Custom", "HeadKind", "Region", "Target", "resolve", "unread"]
+__all__ = ["Class", "Custom", "HeadKind", "Region", "Target", "TargetWarning", "resolve", "unread"]
+
+_RISES: Mapping[HeadKind, str] = MappingProxyType(
+    {"binary": "the logit of a match", "cosine": "the cosine", "tokens": "the likelihood of the text"}
+)
+"""Of heads that tell how well one text fits an image: what rises with that."""
+
+
+class TargetWarning(UserWarning):
+    """A target of the user's own that points the other way."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,7 @@ def resolve(
             raise RecipeError("target='custom': give the callable itself, target=vlcam.targets.Custom(function)")
         head = custom.head or first
         _need(head, heads)
-        read = _checked(custom.function)
+        read = _checked(custom, heads[head])
         differentiate = recipe.needs_gradient
         return Target(
             head,
@@ -176,15 +187,33 @@ def _need(head: str, heads: Mapping[str, HeadKind]) -> None:
         raise RecipeError(f"target={head!r}: this model does not offer it; it offers {listing(heads)}")
 
 
-def _checked(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _checked(custom: Custom, kind: HeadKind) -> Callable[[Tensor], Tensor]:
     def read(output: Tensor) -> Tensor:
-        y = function(output)
+        y = custom.function(output.clone())  # it may work in place
         if not isinstance(y, torch.Tensor) or y.shape != output.shape[:1]:
             found = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
             raise InputError(
                 f"the target callable returned {found}; it must return one scalar per pair, a tensor of shape "
                 f"{tuple(output.shape[:1])}, for a head output of shape {tuple(output.shape)}"
             )
+        if _falls(y, output, kind):
+            warnings.warn(
+                f"the target {custom.label!r} falls as {_RISES[kind]} rises, as a loss does: the map shows what speaks "
+                "against the text; for what speaks for it give minus the target, or a score of the model",
+                TargetWarning,
+                stacklevel=2,
+            )
         return y
 
     return read
+
+
+def _falls(y: Tensor, output: Tensor, kind: HeadKind) -> bool:
+    """Whether scalars [P] of a head's output fall as the text is said to fit better, in every pair."""
+    if kind not in _RISES or not (y.requires_grad and output.requires_grad):
+        return False
+    (slope,) = torch.autograd.grad(y, output, torch.ones_like(y), retain_graph=True, allow_unused=True)
+    if slope is None:
+        return False
+    slope = slope[:, 1:] if kind == "binary" else slope.view(len(slope), -1)
+    return bool((slope <= 0).all() and (slope < 0).any(1).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vlcam.choices import ATTENTION_SITES, CARRIED, CONTRASTIVE, FLOWS, takes_target
 from vlcam.recipe import Recipe
 
-__all__ = ["describe", "formula", "summary"]
+__all__ = ["describe", "formula", "question", "scored", "summary", "tensor"]
 
 _SITES = {
     "F1": "output of the LayerNorm before attention",
@@ -150,6 +150,21 @@ _HOW = {
 }
 
 
+def tensor(recipe: Recipe) -> str:
+    """The tensor that is read, in words."""
+    return _SITES[recipe.site]
+
+
+def scored(recipe: Recipe) -> str:
+    """The scalar that is explained, in words."""
+    return _TARGETS[recipe.target, recipe.scale][0]
+
+
+def question(field: str) -> str:
+    """What a field of a recipe decides, in a few words."""
+    return _FIELDS[field]
+
+
 def summary(recipe: Recipe) -> str:
     """One line that names every choice that shapes the token map."""
     where = f"{recipe.site} of {recipe.stream} {_layers(recipe)}"
@@ -178,7 +193,9 @@ def _merge_parts(recipe: Recipe) -> list[str]:
     if recipe.gradient_tokens != "none":
         parts.append(f"gradient tokens {recipe.gradient_tokens}")
     if recipe.compose != "none":
-        parts.append("carried on by the pooler's attention")
+        parts.append(f"carried on by the {_COMPOSED[recipe.compose]}")
+    if recipe.bimodal:
+        parts.append("with self-attention of the text")
     if recipe.layer_rule != "single":
         parts.append(f"layers {recipe.layer_rule}")
     if recipe.discard:
@@ -186,6 +203,9 @@ def _merge_parts(recipe: Recipe) -> list[str]:
     if recipe.departures:
         parts.append(f"as coded: {', '.join(recipe.departures)}")
     return parts
+
+
+_COMPOSED = {"pooler": "pooler's attention", "vision": "relevance of the image's self-attention"}
 
 
 def _unrectified(recipe: Recipe) -> str:
@@ -236,9 +256,10 @@ def formula(recipe: Recipe) -> str:
 def _form_lines(recipe: Recipe) -> list[str]:
     """How attention is computed, where it is not as in the model."""
     where = "behind the first of these blocks," if recipe.site == "F6" else "from the first of these blocks on,"
+    root = "sqrt(d), d the width of the model's own heads" if "head_scale" in recipe.departures else "sqrt(D)"
     return {
         "own": [],
-        "one_head": [f"{where} attention has one head of full width D, its scores divided by sqrt(D)"],
+        "one_head": [f"{where} attention has one head of full width D, its scores divided by {root}"],
         "identity": ["in the last block A[h,t,j] = 1 for t = j, else 0"],
         "values": [
             "F6 = input of the first of these blocks + sum over l of projection(softmax(u u^T / sqrt(d)) u), u the "
@@ -327,6 +348,8 @@ def _flow_lines(recipe: Recipe) -> list[str]:
     last = f"M[j] = {f'ReLU({mean})' if recipe.relu == 'map' else mean}"
     if recipe.layer_rule in CARRIED:
         return [*_CARRIED_LINES[recipe.layer_rule], last.replace("R[t,j]", "R[t,j] W[t,j]")]
+    if recipe.bimodal:
+        return [*_bimodal_lines(recipe), last.replace("R[t,j]", "X[t,j]")]
     if recipe.layer_rule == "relevance":
         return ["R = identity; R <- R + E_l R for every block l, first to last", last]
     lines = []
@@ -335,6 +358,20 @@ def _flow_lines(recipe: Recipe) -> list[str]:
         lines.append(f"E[t,j] = 0 for the smallest {recipe.discard:g} of all entries{kept}")
     share = "sum over k of (E + I)[j,k]" if "column_scaling" in recipe.departures else "sum over k of (E + I)[t,k]"
     return [*lines, f"B[t,j] = (E + I)[t,j] / {share}", "R = B_L ... B_2 B_1, the first block last", last]
+
+
+def _bimodal_lines(recipe: Recipe) -> list[str]:
+    """The rule for text that looks at an image, which never looks back."""
+    image = recipe.compose == "vision"
+    sides = "T_l for self-attention of text block l" + (", V_l for that of image block l" if image else "")
+    behind = ["Q = identity; Q <- Q + V_l Q for every block l of the image, first to last"] if image else []
+    return [
+        f"likewise {sides}, each with its own A and G",
+        *behind,
+        "R = identity, X = 0; for every block l of text, first to last, X <- X + T_l X and R <- R + T_l R, ...",
+        f"... then, where it looks at the image, X <- X + N(R)^T E_l{' N(Q)' if image else ''}",
+        "N(R)[t,k] = (R - I)[t,k] / (sum over k of (R - I)[t,k]) + I[t,k], 0 / 0 = 0",
+    ]
 
 
 _CARRIED_LINES = {
@@ -388,11 +425,18 @@ def _feature_lines(recipe: Recipe) -> list[str]:
         over = "tokens of the text" if recipe.of_text else "patches"
         over = "the whole context" if "padded_similarity" in recipe.departures else over
         lines.append(f"l[j] = cos(query of i, key of j), all heads side by side, scaled to 0..1 over {over}")
-    return [*lines, f"M[j] = {f'ReLU({found})' if recipe.relu == 'map' else found}"]
+    found = f"ReLU({found})" if recipe.relu == "map" else found
+    return [*lines, f"M[j] = {found}{_REMARKS.get(recipe.weighting, '')}"]
 
 
+_REMARKS = {
+    "eigencam": ", the component's value of largest magnitude positive",
+    "eigengradcam": ", the component's value of largest magnitude positive",
+    "value*gradient": ", u the values of all heads",
+    "value*gradient*similarity": ", u the values of all heads",
+}
 _WEIGHTED_SUM = "sum over c of w[c] A[j,c]"
-_COMPONENT = "first principal component over patches of {}, its value of largest magnitude positive"
+_COMPONENT = "first principal component over patches of {}"
 _CHANNEL_LINES = {
     "gradcam": ("w[c] = mean over {tokens} of {i}", _WEIGHTED_SUM),
     "gradcam++": (
@@ -414,8 +458,8 @@ _CHANNEL_LINES = {
         "y[j] = y when A and the block's input are multiplied by {kernel} around j; the class token stays",
         "y[j]",
     ),
-    "value*gradient": ("w[c] = {i}, {tokens}", "sum over c of w[c] u[j,c], u the values of all heads"),
-    "value*gradient*similarity": ("w[c] = {i}, {tokens}", "l[j] sum over c of w[c] u[j,c], u the values of all heads"),
+    "value*gradient": ("w[c] = {i}, {tokens}", "sum over c of w[c] u[j,c]"),
+    "value*gradient*similarity": ("w[c] = {i}, {tokens}", "l[j] sum over c of w[c] u[j,c]"),
     "similarity": ("e[j] = projection(norm(F6[j]))", "cos(e[j], own text)"),
     "surgery": (
         "e[j] = projection(norm(F6[j])), w[t] = softmax over texts of 2 cos(v, t), over its mean",

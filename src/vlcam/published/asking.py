@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlcam import citations
-from vlcam.published.bases import FEATURES, entry, pgc
+from vlcam.published.bases import FEATURES, TOKENS, entry, pgc
 
 __all__ = ["ENTRIES"]
 
@@ -11,22 +11,24 @@ ENTRIES = (
     entry(
         pgc("pgc-scorecam", "ScoreCAM", weighting="scorecam", departures="aligned_corners"),
         citations.SCORECAM,
-        notes="One forward pass per channel. Masks are laid over the preprocessed image with corners aligned, though "
-        "the final map is not. The paper's baseline cancels in the softmax, which large logits turn into a choice of "
-        "one channel.",
+        departs=f"{TOKENS} Masks are laid over the preprocessed image with corners aligned, though the final map is "
+        "not.",
+        notes="One forward pass per channel. The paper's baseline cancels in the softmax, which large logits turn into "
+        "a choice of one channel.",
     ),
     entry(
         FEATURES.replace(name="torchcam-scorecam", weighting="scorecam"),
         citations.SCORECAM,
         "frgfm/torch-cam 0.5.0, torchcam/methods/activation.py, ScoreCAM",
-        notes="One forward pass per channel. Masks are scaled to 0..1 on the grid, then laid over with half-pixel "
-        "centres.",
+        departs=f"{TOKENS} Masks are scaled to 0..1 on the grid before they are laid over the image, not after.",
+        notes="One forward pass per channel. Masks have half-pixel centres, as the map has.",
     ),
     entry(
         FEATURES.replace(name="ablationcam", weighting="ablationcam"),
         citations.ABLATIONCAM,
-        "the paper's formula; jacobgil/pytorch-grad-cam 1.5.7 departs from it and cannot be reproduced: it sets a "
-        "channel to its minimum less 1e7 times its place in the batch, so that weights depend on the batch size",
+        "the paper's formula",
+        departs=f"{TOKENS} jacobgil/pytorch-grad-cam 1.5.7 departs further and is not offered: it sets a channel to "
+        "its minimum less 1e7 times its place in the batch, so that weights depend on the batch size.",
         notes="One forward pass per channel, which is set to zero at every token. Divided by the score, whose sign so "
         "turns the map: a class of negative logit is explained upside down.",
     ),
@@ -34,7 +36,8 @@ ENTRIES = (
         FEATURES.replace(name="vit-reciprocam", weighting="reciprocam", relu="none"),
         citations.RECIPROCAM,
         "openvinotoolkit/openvino_xai 88f29ee, methods/white_box/recipro_cam.py, ViTReciproCAM",
+        departs="From the code: that scales each class' map to 0..255 and cuts off the fraction.",
         notes="One forward pass per cell: the last block sees the class token and a Gaussian neighbourhood of the "
-        "cell. The published code then scales each class' map to 0..255 and cuts off the fraction.",
+        "cell.",
     ),
 )

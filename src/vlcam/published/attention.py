@@ -13,6 +13,7 @@ ENTRIES = (
         citations.CHEFER_LRP,
         "hila-chefer/Transformer-Explainability c3e578f, baselines; jiaminchen-1031/transformerinterp a76854a, "
         "generate_attn",
+        departs="Not the paper's method, but a baseline that it compares with.",
         notes="The class token's row of the last block. Where patches are pooled, its row says nothing of the answer; "
         "take queries='patches'.",
     ),
@@ -28,7 +29,8 @@ ENTRIES = (
         ),
         citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_rollout.py, with each row divided by its own sum",
-        notes="As intended. The command line's defaults: the heads' maximum, nine tenths of each matrix set to zero.",
+        departs="From the code: each row is divided by its own sum. As it runs it is vitexplain-rollout-as-coded.",
+        notes="The command line's defaults: the heads' maximum, nine tenths of each matrix set to zero.",
     ),
     entry(
         ATTENTION.replace(
@@ -42,7 +44,8 @@ ENTRIES = (
         ),
         citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_rollout.py",
-        notes="As coded: the sum loses its axis, so column j is divided by the sum of row j and rows do not sum to 1.",
+        departs="The sum loses its axis, so column j is divided by the sum of row j and rows do not sum to 1.",
+        notes="The command line's defaults: the heads' maximum, nine tenths of each matrix set to zero.",
     ),
     entry(
         WEIGHTED.replace(
@@ -55,6 +58,7 @@ ENTRIES = (
         ),
         citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, as its description says",
+        departs="From the code, in four ways: vitexplain-grad-rollout-as-coded.",
         notes="As intended: attention times its own gradient in every block.",
     ),
     entry(
@@ -69,13 +73,15 @@ ENTRIES = (
         ),
         citations.VIT_EXPLAIN,
         "jacobgil/vit-explain 15a81d3, vit_grad_rollout.py, a fresh object per call",
-        notes="As coded: block l is weighted by the gradient of block L - 1 - l, taken before the softmax; columns are "
-        "scaled; [CLS, CLS] may be discarded. Its maps have little in common with the intended ones.",
+        departs="Block l is weighted by the gradient of block L - 1 - l, taken before the softmax; columns are scaled; "
+        "[CLS, CLS] may be discarded.",
+        notes="Its maps have little in common with the intended ones.",
     ),
     entry(
         WEIGHTED.replace(name="attn-gradcam", weighting="head_weights", gradient_tokens="patches", relu="after_heads"),
         citations.CHEFER_LRP,
         "hila-chefer/Transformer-Explainability c3e578f, generate_cam_attn",
+        departs="Not the paper's method, but a baseline that it compares with: Grad-CAM with heads for channels.",
         notes="Heads are weighted by the mean gradient of the class token's row over the patches; heads first, then "
         "ReLU.",
     ),
@@ -84,6 +90,7 @@ ENTRIES = (
         citations.CHEFER,
         "hila-chefer/Transformer-MM-Explainability 58eaea8, lxmert/lxmert/src/ExplanationGenerator.py and "
         "DETR/modules/ExplanationGenerator.py",
+        departs="Not the paper's method, but a baseline that it compares with: Grad-CAM with heads for channels.",
         notes="Heads are weighted by the mean gradient over the whole matrix, the class token's key included.",
     ),
     entry(
@@ -96,8 +103,9 @@ ENTRIES = (
         WEIGHTED.replace(name="chefer-generic-heads-first", layers="all", layer_rule="relevance", relu="after_heads"),
         citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_genattr",
-        notes="A re-implementation of chefer-generic with the mean over heads before the ReLU. The repository starts "
-        "at the second block, layers=(1, 2, ...).",
+        departs="Not the paper's method, but its re-implementation of chefer-generic, which has the mean over heads "
+        "before the ReLU. The repository starts at the second block: layers=(1, 2, ...).",
+        notes="Heads first, then ReLU; no scaling of rows.",
     ),
     entry(
         WEIGHTED.replace(
@@ -110,7 +118,8 @@ ENTRIES = (
             heads="sum",
         ),
         citations.AGCAM,
-        "LeemSaebom/Attention-Guided-CAM 7202d31, Methods/AGCAM/AGCAM.py",
+        "LeemSaebom/Attention-Guided-CAM-Visual-Explanations-of-Vision-Transformer-Guided-by-Self-Attention 7202d31, "
+        "Methods/AGCAM/AGCAM.py",
         notes="The published code patches the model to detach the input of attention; here the graph is cut for the "
         "one pass.",
     ),
@@ -128,14 +137,16 @@ ENTRIES = (
         ),
         citations.LEGRAD,
         "WalBouss/LeGrad a9edb03, legrad/wrapper.py; frgfm/torch-cam 0.5.0, LeGrad (mean over the layers given)",
-        notes="Each block is read at its own output, averaged over all tokens. The last two blocks are the code's "
-        "default; the paper's abstract speaks of all layers: layers='all'.",
+        departs="The last two blocks are the code's default; the paper's abstract speaks of all layers: layers='all'.",
+        notes="Each block is read at its own output, averaged over all tokens.",
     ),
     entry(
         WEIGHTED.replace(name="grad-sam", layers="all", layer_rule="mean", queries="all", relu="gradient"),
         citations.GRADSAM,
         "no official code; of the public re-implementations those that average over the queries",
-        notes="The key side: attention that a token receives. The other reading is grad-sam-queries.",
+        departs="The paper explains texts. Re-implementations disagree on the axis that its score of a token is summed "
+        "over; this is one reading, grad-sam-queries the other.",
+        notes="The key side: attention that a token receives.",
     ),
     entry(
         WEIGHTED.replace(
@@ -143,6 +154,8 @@ ENTRIES = (
         ),
         citations.GRADSAM,
         "no official code; of the public re-implementations those that sum over the keys",
+        departs="The paper explains texts. Re-implementations disagree on the axis that its score of a token is summed "
+        "over; this is one reading, grad-sam the other.",
         notes="The query side: attention that a token gives. With a class-token head the last block's patches give "
         "nothing to the answer.",
     ),

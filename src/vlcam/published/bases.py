@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlcam.citations import Citation
 from vlcam.entry import Entry
+from vlcam.published.checks import CHECKS
 from vlcam.recipe import Recipe
 
-__all__ = ["ATTENTION", "FEATURES", "LAVIS", "WEIGHTED", "entry", "pgc"]
+__all__ = ["ATTENTION", "FEATURES", "LAVIS", "TOKENS", "WEIGHTED", "entry", "pgc"]
+
+TOKENS = (
+    "The paper weights the feature maps of a CNN. Here the patch tokens of a LayerNorm's output stand for their "
+    "pixels, and the class token is left out."
+)
+"""What every recipe departs in that a paper wrote for a CNN."""
 
 FEATURES = Recipe(
     name="pgc-gradcam",
@@ -68,7 +76,10 @@ def pgc(name: str, module: str, **changes: Any) -> tuple[Recipe, str]:
     return FEATURES.replace(name=name, **changes), code
 
 
-def entry(made: Recipe | tuple[Recipe, str], citation: str, code: str = "", *, depth: int = 0, **facts: str) -> Entry:
-    """A published recipe with its citation and code, where `pgc` does not give the code."""
+def entry(
+    made: Recipe | tuple[Recipe, str], citation: Citation, code: str = "", *, depth: int = 0, **facts: Any
+) -> Entry:
+    """A published recipe with its citation, what backs it, and its code where `pgc` does not give that."""
     recipe, source = made if isinstance(made, tuple) else (made, code)
-    return Entry(recipe=recipe, citation=citation, code=source, depth=depth, **facts)
+    checks = CHECKS.get(recipe.name, ())
+    return Entry(recipe=recipe, citation=citation, code=source, depth=depth, checks=checks, **facts)

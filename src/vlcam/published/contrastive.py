@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlcam import citations
-from vlcam.published.bases import FEATURES, LAVIS, WEIGHTED, entry
+from vlcam.published.bases import FEATURES, LAVIS, TOKENS, WEIGHTED, entry
 
 __all__ = ["ENTRIES"]
 
@@ -45,6 +45,7 @@ ENTRIES = (
         citations.GRADCAM,
         "jacobgil/pytorch-grad-cam 1.5.7, GradCAM on the vision tower's last block's first LayerNorm, with the scaled "
         "cosine of image and text as the score",
+        departs=f"{TOKENS} The similarity with a text stands for the score of a class.",
         notes="The scaled logit and the cosine give the same map. Patches have no gradient behind the last block's "
         "attention, where only the class token is read; before its first LayerNorm they have.",
         needs="contrastive",
@@ -53,18 +54,20 @@ ENTRIES = (
         FEATURES.replace(name="pgc-clip-softmax", target="contrastive", scale="probability"),
         citations.PGC,
         "jacobgil/pytorch-grad-cam 084273b, usage_examples/clip_example.py",
+        departs="There is no paper. The example feeds pixels scaled by mean and deviation 0.5, not by CLIP's: load the "
+        "model with image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5) for that.",
         notes="The softmax over the given prompts: the map depends on which others are given and on the temperature, "
-        "and vanishes where the model is sure. The example feeds pixels scaled by mean and deviation 0.5, not by "
-        "CLIP's: load the model with image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5) for that.",
+        "and vanishes where the model is sure.",
         needs="contrastive",
     ),
     entry(
         FEATURES.replace(name="clip-es", target="contrastive_patches", scale="probability"),
         citations.CLIP_ES,
         "linyq2117/CLIP-ES 3893f81, generate_cams_voc12.py, before the affinity step",
+        departs="The refinement by the affinity of attention, which the paper's maps go through, is not part of it.",
         notes="What is differentiated is not CLIP's score: the mean of the patches stands in place of the class token. "
         "Softmax over the labels of the image and a fixed list of backgrounds, which belong in the texts or in "
-        "against. The refinement by the affinity of attention is not part of it.",
+        "against.",
         needs="contrastive_patches",
     ),
     entry(
@@ -81,13 +84,17 @@ ENTRIES = (
         citations.CHEFER,
         "hila-chefer/Transformer-MM-Explainability 58eaea8, CLIP_explainability.ipynb; Cyang-Zhao/Grad-Eclip 5c1b5cc, "
         "mm_interpret",
-        notes="The notebook's default: the last block alone. gScoreCAM's hilacam runs all blocks: chefer-generic.",
+        departs="The paper's rule takes up every block; the notebook for CLIP takes the last one alone by default. "
+        "With all blocks, as gScoreCAM's hilacam does, it is chefer-generic.",
+        notes="With one block the relevance of the patches is that block's weighted attention: albef-itc at that "
+        "block.",
         needs="contrastive",
     ),
     entry(
         _CHEFER.replace(name="chefer-clip-text", queries="pooled", **_OF_TEXT),
         citations.CHEFER,
         "hila-chefer/Transformer-MM-Explainability 58eaea8, CLIP_explainability.ipynb, show_heatmap_on_text",
+        departs="The last block alone, as in the notebook; the paper's rule takes up every block: layers='all'.",
         notes="The row of the pooled token over the words, divided by its sum; start and end are left out.",
     ),
     entry(
@@ -95,21 +102,27 @@ ENTRIES = (
         citations.GRADECLIP,
         "the paper's formula on the model as it is, with its own heads; Cyang-Zhao/Grad-Eclip 5c1b5cc, "
         "grad_eclip_image.ipynb",
+        departs="From the code: the last block keeps its own heads, where the code runs it again with one. That is "
+        "another function: grad-eclip-as-coded.",
         notes="Queries and keys as they are, as in the notebook; the script compares them behind the output "
-        "projection. The published code explains another function: grad-eclip-as-coded.",
+        "projection.",
     ),
     entry(
         _GRADECLIP.replace(name="grad-eclip-as-coded", attention="one_head"),
         citations.GRADECLIP,
         "Cyang-Zhao/Grad-Eclip 5c1b5cc, grad_eclip_image.ipynb, last block",
-        notes="The last block runs with one head of full width, so that the score that is explained is not the "
+        departs="The last block runs with one head of full width, so that the score that is explained is not the "
         "model's.",
+        notes="The notebooks for BLIP and for transformers' ViT leave scores on the scale of the model's own heads: "
+        "departures='head_scale'.",
     ),
     entry(
         _GRADECLIP.replace(name="grad-eclip-text", gradient_tokens="pooled", **_OF_TEXT),
         citations.GRADECLIP,
         "the paper's formula on the model as it is; Cyang-Zhao/Grad-Eclip 5c1b5cc, grad_eclip_text.ipynb",
-        notes="Key similarity is scaled over the tokens of the text; in the code, over padding too.",
+        departs="From the code: the last block keeps its own heads, and key similarity is scaled over the tokens of "
+        "the text, in the code over padding too.",
+        notes="The gradient is that of the token that the text tower reads.",
     ),
     entry(
         _GRADECLIP.replace(
@@ -120,13 +133,17 @@ ENTRIES = (
         ),
         citations.GRADECLIP,
         "Cyang-Zhao/Grad-Eclip 5c1b5cc, grad_eclip_text.ipynb, last block",
-        notes="One head of full width in the last block. The code scales key similarity over the padded context: "
-        "departures='padded_similarity', for models that pad to it.",
+        departs="One head of full width in the last block, so that the score that is explained is not the model's. The "
+        "code also scales key similarity over the padded context: departures='padded_similarity', for models that pad "
+        "to it.",
+        notes="The gradient is that of the token that the text tower reads.",
     ),
     entry(
         _LEGRAD,
         citations.LEGRAD,
         "WalBouss/LeGrad a9edb03, legrad/wrapper.py, for models that pool by attention, with their final norm",
+        departs="From the code: each block is read as the model reads its last one, with the final norm, which the "
+        "code skips. The last two blocks are the code's default; the paper's abstract speaks of all layers.",
         notes="The pooler reads the output of each block, and its attention is differentiated. Only where image tokens "
         "are pooled by attention: SigLIP, CoCa.",
     ),
@@ -134,15 +151,18 @@ ENTRIES = (
         _LEGRAD.replace(name="legrad-pooler-as-coded", departures="bare_pooler"),
         citations.LEGRAD,
         "WalBouss/LeGrad a9edb03, legrad/wrapper.py, compute_legrad_coca and compute_legrad_siglip",
-        notes="Without the final norm, and for CoCa without scaling to unit length, so that even the last block's "
-        "score is not the model's. The threshold by an empty text that the code has for SigLIP is not part of it.",
+        departs="Blocks are read without the final norm, and for CoCa without scaling to unit length, so that even the "
+        "last block's score is not the model's. The threshold by an empty text that the code has for SigLIP is not "
+        "part of it.",
+        notes="Only where image tokens are pooled by attention: SigLIP, CoCa.",
     ),
     entry(
         _MASKCLIP,
         citations.MASKCLIP,
         "chongzhou96/MaskCLIP 245d31f, mmseg/models/backbones/vit.py and decode_heads/maskclip_head.py",
+        departs="Key smoothing and prompt denoising are off, as in the code's default.",
         notes="Takes no gradient: the cosine of every token with the text, where the last block hands each token its "
-        "own value; residual and FFN stay. Key smoothing and prompt denoising are off, as in the code's default.",
+        "own value; residual and FFN stay.",
     ),
     entry(
         _MASKCLIP.replace(
@@ -155,8 +175,9 @@ ENTRIES = (
         ),
         citations.CLIP_SURGERY,
         "xmed-lab/CLIP_Surgery d4696d4, clip/clip_surgery_model.py and clip.py, clip_feature_surgery",
+        departs="The ensemble of prompts is left to the caller.",
         notes="Takes no gradient, and at least two texts. With weighting='similarity', scale='difference' and "
-        "against=[''] it is the variant with a redundant text. The ensemble of prompts is left to the caller.",
+        "against=[''] it is the variant with a redundant text.",
     ),
     entry(
         LAVIS.replace(

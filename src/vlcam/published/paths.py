@@ -18,7 +18,9 @@ ENTRIES = (
         ),
         citations.TRANSITION,
         "XianrenYty/Transition_Attention_Maps 8329327, generate_transition_attention_maps",
-        notes="Twenty backward passes. The authors' scripts start at block 4 of 12: layers=(4, ..., 11).",
+        departs="All blocks, the default of the authors' function; their scripts start at block 4 of 12: layers=(4, "
+        "..., 11).",
+        notes="Twenty backward passes.",
     ),
     entry(
         WEIGHTED.replace(
@@ -30,8 +32,8 @@ ENTRIES = (
         ),
         citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_ours",
-        notes="Twenty backward passes. The authors' scripts start at their block 4, counted from 1: layers=(3, ..., "
-        "11). Heads are weighted by the gradient at the image itself.",
+        departs="All blocks; the authors' scripts start at their block 4, counted from 1: layers=(3, ..., 11).",
+        notes="Twenty backward passes. Heads are weighted by the gradient at the image itself.",
     ),
     entry(
         WEIGHTED.replace(
@@ -43,7 +45,8 @@ ENTRIES = (
         ),
         citations.BEYOND,
         "jiaminchen-1031/transformerinterp a76854a, generate_ours_c",
-        notes="Twenty backward passes. The authors' scripts start at their block 7, counted from 1: layers=(6, ..., "
-        "11). The values are read inside fused attention; a model with explicit attention does not show them.",
+        departs="All blocks; the authors' scripts start at their block 7, counted from 1: layers=(6, ..., 11).",
+        notes="Twenty backward passes. The values are read inside fused attention; a model with explicit attention "
+        "does not show them.",
     ),
 )
