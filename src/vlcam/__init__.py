@@ -10,9 +10,13 @@ from importlib.metadata import version as _version
 
 from vlcam import scenes, targets
 from vlcam.adapter import ModelAdapter
+from vlcam.ambiguity import Description, descriptions
+from vlcam.auditing import Audit, audit
+from vlcam.bibtex import bibtex
 from vlcam.boxes import iou
 from vlcam.catalogue import Entry, recipes
 from vlcam.compare import compare, gallery
+from vlcam.contrast import Comparison
 from vlcam.errors import (
     AdapterError,
     CaptureError,
@@ -28,6 +32,7 @@ from vlcam.explanation import Explanation
 from vlcam.grid import all_recipes
 from vlcam.grounding import GroundedPhrase, Grounding
 from vlcam.recipe import Recipe
+from vlcam.reporting import Report
 from vlcam.verification import Verification
 from vlcam.wording import describe, formula, summary
 from vlcam.zoo import load, models, wrap
@@ -41,7 +46,10 @@ except PackageNotFoundError:  # run from a source tree that was not installed
 
 __all__ = [
     "AdapterError",
+    "Audit",
     "CaptureError",
+    "Comparison",
+    "Description",
     "Entry",
     "EvidenceError",
     "Explainer",
@@ -53,13 +61,17 @@ __all__ = [
     "ModelAdapter",
     "Recipe",
     "RecipeError",
+    "Report",
     "UnknownNameError",
     "Verification",
     "VlcamError",
     "__version__",
     "all_recipes",
+    "audit",
+    "bibtex",
     "compare",
     "describe",
+    "descriptions",
     "formula",
     "gallery",
     "iou",
