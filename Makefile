@@ -52,6 +52,7 @@ bench: $(READY) $(LAVIS_READY) ## measure cost in units of the model's own forwa
 	$(BIN)/python -m benchmarks swin
 	$(BIN)/python -m benchmarks clip
 	$(BIN)/python -m benchmarks asking
+	$(BIN)/python -m benchmarks ambiguity
 
 notebooks: $(READY) ## make examples/*.ipynb from their sources, and run them
 	$(BIN)/python docs/run_notebooks.py

@@ -18,6 +18,7 @@ def main() -> None:
         "swin": "explaining a class with a Swin",
         "clip": "contrastive scores with a CLIP",
         "asking": "recipes that ask the model again",
+        "ambiguity": "every map that a description allows",
     }
     for name, what in costs.items():
         cost = which.add_parser(name, help=f"cost of {what} in units of the model's own forward")

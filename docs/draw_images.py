@@ -47,7 +47,16 @@ def report_page(path: Path) -> None:
         page.screenshot(path=path)
 
 
+def ambiguity(path: Path) -> None:
+    """One image, one class, one sentence: the maps that it allows."""
+    (scene,) = scenes.generate(1, seed=7, start=3, objects=(3, 3), size=(256, 256))
+    model = vlcam.load("tiny-vit")
+    found = model.ambiguity(scene.image, description="gradcam-vit-last-layer", target=scene.objects[0].phrase)
+    found.figure().savefig(path, dpi=80)
+
+
 if __name__ == "__main__":
     sites_by_weightings(IMAGES / "sites_by_weightings.png")
+    ambiguity(IMAGES / "ambiguity.png")
     audit_of_made_up_rows(IMAGES / "audit_made_up.png")
     report_page(IMAGES / "report.png")

@@ -10,7 +10,7 @@ from importlib.metadata import version as _version
 
 from vlcam import scenes, targets
 from vlcam.adapter import ModelAdapter
-from vlcam.ambiguity import Description, descriptions
+from vlcam.ambiguity import Ambiguity, Description, descriptions
 from vlcam.auditing import Audit, audit
 from vlcam.bibtex import bibtex
 from vlcam.boxes import iou
@@ -46,6 +46,7 @@ except PackageNotFoundError:  # run from a source tree that was not installed
 
 __all__ = [
     "AdapterError",
+    "Ambiguity",
     "Audit",
     "CaptureError",
     "Comparison",

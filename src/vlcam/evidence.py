@@ -19,16 +19,20 @@ from vlcam.recipe import Recipe
 from vlcam.rows import Selection
 from vlcam.tokens import Windows
 
-__all__ = ["Known", "NoGradientError", "Status", "TokenMaps", "nothing", "token_maps"]
+__all__ = ["Known", "NoGradientError", "NotFiniteError", "Status", "TokenMaps", "nothing", "token_maps"]
 
 _SUSPICIOUS, _ROUNDING = 1e-3, 1e-6
 _WINDOWED = 5  # axes of attention within windows: pair, window, head, query, key
 
-Status = Literal["ok", "constant", "no positive evidence", "zero gradient", "rounding noise"]
+Status = Literal["ok", "constant", "no positive evidence", "zero gradient", "rounding noise", "not finite"]
 
 
 class NoGradientError(EvidenceError):
     """The gradient is zero, or missing, wherever the map would use it."""
+
+
+class NotFiniteError(EvidenceError):
+    """A map holds what is no number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +110,7 @@ def token_maps(
     if selection.shown is not None:
         merged = maps.taken(merged, selection.shown, 1)
     if not bool(torch.isfinite(merged).all()):
-        raise EvidenceError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
+        raise NotFiniteError(f"the map at {job.taps[0]} is not finite: the model's activations or gradients overflow")
     statuses = tuple(_status(recipe, values, live=alive) for values, alive in zip(merged, live, strict=True))
     cancels = recipe.weighting == "hirescam" and recipe.site not in ATTENTION_SITES
     if cancels and statuses[0] == "ok" and _cancelled(merged, layers, selection):
@@ -114,9 +118,8 @@ def token_maps(
     return TokenMaps(merged, statuses, apart)
 
 
-def nothing(selection: Selection) -> TokenMaps:
-    """Maps of zeros with the status `zero gradient`."""
-    status: Status = "zero gradient"
+def nothing(selection: Selection, status: Status = "zero gradient") -> TokenMaps:
+    """Maps of zeros with a status that says why."""
     count, cells = len(selection.all_rows), selection.grid[0] * selection.grid[1]
     apart = {name: 0.0 for name, _ in selection.apart}
     return TokenMaps(torch.zeros(count, cells, device="cpu", dtype=torch.float32), (status,) * count, apart)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -26,13 +27,16 @@ from vlcam.naming import block_named
 from vlcam.pairing import Pairs, pair_up
 from vlcam.phrases import RULE, Place, places, within_limit
 from vlcam.plan import Job, plan
-from vlcam.provenance import WeightsHash
+from vlcam.provenance import WeightsHash, taps_of
 from vlcam.questions import Asked, read_target
 from vlcam.readers import OF_TEXTS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.regions import on_model_input
 from vlcam.targets import Target, resolve
 from vlcam.text import find_phrase, find_span
+
+if TYPE_CHECKING:
+    from vlcam.ambiguity import Ambiguity, Description
 
 __all__ = ["Explainer"]
 
@@ -142,6 +146,7 @@ class Explainer:
         strict: bool = False,
         batch: int = BATCH,
         progress: Progress | None = None,
+        tapped: Mapping[str, Sequence[int]] | None = None,
     ) -> list[Any]:
         """Explain with many recipes; those that share a head share one forward pass, and equal targets one backward.
 
@@ -160,6 +165,8 @@ class Explainer:
             strict: as in `explain`.
             batch: as in `explain`.
             progress: as in `explain`, for one recipe after the other.
+            tapped: what every pass taps besides, as `provenance["model"]["tapped"]` of an explanation states it. The
+                same recipe then comes out bit for bit as it did beside others.
 
         Returns:
             What `explain` returns for each recipe, in order.
@@ -180,9 +187,56 @@ class Explainer:
         if recipes is None and against is None and _one_text(text):
             jobs = [job for job in jobs if not job.target.compares]
         asking = Asking(batch, progress)
-        return self._explain(
-            image, text, asked, jobs, against=against, answer=answer, strict=strict, asking=asking, empty=empty
-        )
+        how: dict[str, Any] = {"asking": asking, "empty": empty, "also": taps_of(self.adapter, tapped or {})}
+        return self._explain(image, text, asked, jobs, against=against, answer=answer, strict=strict, **how)
+
+    def ambiguity(
+        self,
+        image: Any,
+        text: Any = None,
+        description: str | Description = "gradcam-vit",
+        *,
+        target: Any = None,
+        phrase: str | None = None,
+        occurrence: int | None = None,
+        against: Sequence[str] | str | None = None,
+        answer: str | None = None,
+        strict: bool = False,
+    ) -> Ambiguity:
+        """Every map that a description allows, and how far apart they are.
+
+        All of them come from one pass per head, form of attention and gradient path, with one backward pass per scale;
+        see `docs/ambiguity.md`.
+
+        Args:
+            image: one image, as in `explain`.
+            text: one text, for a model that takes text.
+            description: a description, or the name of one out of `vlcam.descriptions()`.
+            target: as in `explain`; one class. A score or a scale that it names counts as stated.
+            phrase: words of the text; of cross-attention their rows are read, and for a contrastive score they are
+                encoded alone or in their place.
+            occurrence: as in `explain`.
+            against: as in `explain`. Without other texts, recipes that compare the text with some are left out, and
+                counted.
+            answer: as in `explain`.
+            strict: as in `explain`.
+
+        Returns:
+            The recipes with their maps, the spread of these, and what to state.
+
+        Raises:
+            RecipeError: no recipe fits the description on this model; says what it states that does not.
+            InputError: an image or text that cannot be explained, or several of them.
+            UnknownNameError: a description or a class that does not exist.
+        """
+        from vlcam.ambiguity.measure import measured  # half a second of further imports
+
+        asked, one_text = self._asked(target), against is None and _one_text(text)
+        given: dict[str, Any] = {"against": against, "answer": answer, "strict": strict}
+        run = partial(self._explain, image, text, asked, asking=Asking(), empty="keep", **given)
+        words: dict[str, Any] = {"phrase": phrase, "occurrence": occurrence}
+        again = partial(self.sweep, image, text, target=target, empty="keep", **words, **given)
+        return measured(self.adapter, description, asked, **words, one_text=one_text, run=run, again=again)
 
     def ground(
         self,
@@ -408,8 +462,10 @@ class Explainer:
         against: Sequence[str] | str | None,
         answer: Sequence[str] | str | None,
         strict: bool,
+        work: Callable[[Making, list[Job]], Sequence[Sequence[Any]]] = Making.explanations,
         **how: Any,
     ) -> list[Any]:
+        """For every job what `work` makes of it, for the pair or for each."""
         found: list[Any] = [None] * len(jobs)
         alone = [index for index, job in enumerate(jobs) if job.encodes_phrase]
         rest = [index for index in range(len(jobs)) if index not in alone]
@@ -427,7 +483,7 @@ class Explainer:
                 ]
                 if wholes:
                     wholes = wholes * len(pairs.inputs.image_of) if len(wholes) == 1 else wholes
-                made = self._making(pairs, wholes=wholes, **how).explanations(placed)
+                made = work(self._making(pairs, wholes=wholes, **how), placed)
             for index, each in zip(indices, made, strict=True):
                 found[index] = each if pairs.many else each[0]
         return found

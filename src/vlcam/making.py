@@ -12,21 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import ModelAdapter
-from vlcam.anatomy import SCORES, VALUES
+from vlcam.anatomy import SCORES, VALUES, Tap
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.attention import Edit
 from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.choices import ATTENTION_SITES, COMPARING
 from vlcam.comparing import compared
 from vlcam.errors import EvidenceError, InputError
-from vlcam.evidence import Known, NoGradientError, TokenMaps, nothing, token_maps
+from vlcam.evidence import Known, NoGradientError, NotFiniteError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
 from vlcam.geometry import check_grid
 from vlcam.naming import module_names
 from vlcam.pairing import Pairs
 from vlcam.plan import Job, in_passes
 from vlcam.probe import where_alive
-from vlcam.provenance import SCHEMA, WeightsHash, class_records, model_record, run_record, text_record, versions
+from vlcam.provenance import (
+    SCHEMA,
+    WeightsHash,
+    class_records,
+    model_record,
+    run_record,
+    tapped,
+    text_record,
+    versions,
+)
 from vlcam.readers import OF_CLASSES, OF_TEXTS, explained_classes
 from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
@@ -87,6 +96,8 @@ class Making:
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     wholes: tuple[str, ...] = ()
     """For pairs whose texts are phrases: the text of each that the phrase is of."""
+    also: tuple[Tap, ...] = ()
+    """What every pass taps besides, so that it is computed as the pass of an explanation that is verified was."""
 
     def explanations(self, jobs: Sequence[Job]) -> list[list[Explanation]]:
         """For every job an explanation per pair; jobs that share a head share a pass."""
@@ -103,13 +114,13 @@ class Making:
     def token_maps(self, jobs: Sequence[Job]) -> tuple[list[list[TokenMaps]], list[dict[str, Any]]]:
         """For every job the token maps of every pair, as `explanations` makes them, and for every pair one record.
 
-        A gradient that is zero wherever a map would use it gives a map of zeros, with that status. The record says what
-        the maps are of, and of which model, but not how each was made.
+        A map that is not finite, and with `empty="keep"` a gradient that is zero wherever a map would use it, gives a
+        map of zeros with that status. The record says what the maps are of, and of which model, but not how each was
+        made.
         """
         records: list[dict[str, Any]] = []
         results: list[list[TokenMaps]] = [[] for _ in jobs]
         selections = [self._selections(job) for job in jobs]
-        lean = replace(self, empty="keep")
         for indices in in_passes(jobs):
             captures = self._captured([jobs[index] for index in indices])
             first = next(iter(captures))
@@ -122,9 +133,15 @@ class Making:
                 for pair in range(len(self.pairs.inputs.image_of)):
                     known: Known = {}  # of one pair at these taps; nobody else needs any of it
                     for index in these:
-                        self._check_tokens(jobs[index], found)
-                        results[index].append(lean._maps(jobs[index], found, pair, selections[index][pair], known))
+                        results[index].append(self._lean(jobs[index], found, pair, selections[index][pair], known))
         return results, records
+
+    def _lean(self, job: Job, found: Capture, pair: int, selection: Selection, known: Known) -> TokenMaps:
+        self._check_tokens(job, found)
+        try:
+            return self._maps(job, found, pair, selection, known)
+        except NotFiniteError:
+            return nothing(selection, "not finite")
 
     def _records(self, seen: Seen) -> list[dict[str, Any]]:
         return [
@@ -150,8 +167,9 @@ class Making:
             edited: whether attention was not that of the model.
         """
         weights = self.weights.value()
-        tapped = any(tap.site in (*ATTENTION_SITES, SCORES, VALUES) for tap in found.activations)
-        record = model_record(self.adapter, self.name, weights, attention_tapped=tapped or edited)
+        read = tapped(self.adapter, found.activations)
+        inside = any(tap.site in (*ATTENTION_SITES, SCORES, VALUES) for tap in found.activations)
+        record = model_record(self.adapter, self.name, weights, attention_tapped=inside or edited, read=read)
         scores = self._scores(target, found, weights, edited=edited)
         return Seen(found, scores, class_records(self.adapter, target, found, (asked or target).classes), record)
 
@@ -204,7 +222,7 @@ class Making:
 
         Jobs without a target take what the first one gave.
         """
-        taps = list(dict.fromkeys(tap for job in jobs for tap in job.read))
+        taps = list(dict.fromkeys([*(tap for job in jobs for tap in job.read), *self.also]))
         asked = list(dict.fromkeys(job.target for job in jobs if job.recipe.target != "none")) or [jobs[0].target]
         paths, inputs = {target.path for target in asked}, self.pairs.inputs
         edits = self._edits(jobs[0])
@@ -363,9 +381,7 @@ class Making:
         position, pieces = inputs.texts.pooled[text], inputs.texts.layouts[text].pieces
         return {"position": position, "piece": pieces[position] if position < len(pieces) else None}
 
-    def _maps(
-        self, job: Job, found: Capture, pair: int, selection: Selection, known: Known | None = None
-    ) -> TokenMaps:
+    def _maps(self, job: Job, found: Capture, pair: int, selection: Selection, known: Known | None = None) -> TokenMaps:
         answers, inputs = None, self.pairs.inputs
         if job.recipe.asks:
             batch, progress = self.asking.batch, self.asking.progress

@@ -185,6 +185,11 @@ def _crossed(
     words = layout.words
     if stream is not None and stream.tells_next:  # rows that are given by number are taken as they are
         rows = rows if isinstance(recipe.queries, tuple) else tuple(row - 1 for row in rows if row)
+        if not rows:
+            raise RecipeError(
+                f"queries={recipe.queries!r}: in this model a token is told by the row before it, and before the token "
+                "that opens the text there is none; choose 'all', 'phrase', or rows by number"
+            )
         words = tuple(_before(word) for word in words)
     return Selection(rows, pool, tokens.patches, words, span, dropped, tokens.grid)
 

@@ -49,8 +49,9 @@ class ImageTokens:
             return self.patches
         if name == "all":
             hidden = [each for each in ("distillation", "registers") if each in exclude]
-            left = [i for i in range(self.count) if i in self.patches or _plural(self.prefix[i]) not in hidden]
-            return left if hidden else range(self.count)
+            if not hidden:
+                return range(self.count)
+            return [i for i in range(self.count) if i in self.patches or _plural(self.prefix[i]) not in hidden]
         found = tuple(index for index, each in enumerate(self.prefix) if _plural(each) == name)
         if not found:
             raise RecipeError(

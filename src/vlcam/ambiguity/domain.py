@@ -114,6 +114,8 @@ class Domain:
             return bool(adapter.anatomy.stream(chosen["stream"]).having(value))
         if field == "target":
             return value == "none" or value in (("custom",) if self.custom else adapter.heads)
+        if (field, value) == ("queries", "cls") and adapter.anatomy.stream(chosen["stream"]).tells_next:
+            return False  # no row tells the token that opens the text
         if field in ("queries", "gradient_tokens") and self._of_image(chosen):
             return _NEEDS.get(value, "") in ("", *adapter.prefix) if isinstance(value, str) else True
         return True

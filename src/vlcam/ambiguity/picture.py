@@ -23,7 +23,7 @@ _WIDE, _SIDE = 12.5, 2.3
 _SIGNS_PER_INCH = 14
 _PIXELS = 320  # the longer side of a picture in a tile
 _STEPS = 40
-_SIGNS = 24
+_SIGNS = 32
 _DARK, _LIGHT = "#7b3294", "#c2a5cf"
 
 
@@ -56,7 +56,7 @@ def figure(found: Ambiguity) -> Figure:
     right.axvline(pairs.median, color=_DARK)
     right.set_xlim(-1, 1)
     right.set_title(
-        f"rank correlation of every two maps: median {pairs.median:.2f} (line), {pairs.negative:.0%} below 0",
+        f"rank correlation of pairs: median {pairs.median:.2f} (line), {pairs.negative:.0%} below 0",
         fontsize=9,
         **PLAIN,
     )
@@ -100,7 +100,8 @@ def _title(found: Ambiguity, member: Member, other: Member) -> str:
     """What tells one of the two most different members from the other."""
     apart = [field for field in found.fields if getattr(member.recipe, field) != getattr(other.recipe, field)]
     parts = [f"{field}: {_short(getattr(member.recipe, field))}" for field in apart]
-    lines = textwrap.wrap("; ".join(parts), _SIGNS + 6, break_long_words=False)
+    whole = "; ".join(part.replace(" ", "\u00a0") for part in parts)  # a field stays with its value
+    lines = textwrap.wrap(whole, _SIGNS, break_long_words=False)
     return "\n".join([f"least alike, correlation {found.correlations.minimum:.2f}", *lines[:5]])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
@@ -267,6 +268,17 @@ class Ambiguity:
         from vlcam.ambiguity.picture import figure  # matplotlib is an extra
 
         return figure(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """The figure, which notebooks show; nothing without two maps, or without matplotlib."""
+        if len(self.shown) < 2:
+            return None
+        buffer = io.BytesIO()
+        try:
+            self.figure().savefig(buffer, dpi=80)
+        except InputError:
+            return None
+        return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, and of every member what tells it from the others, as JSON values."""
