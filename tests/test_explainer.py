@@ -348,7 +348,8 @@ def test_a_map_that_the_relu_empties_says_so_and_the_signed_one_is_negative(mode
 
 def test_evidence_for_a_score_and_for_its_opposite_never_share_a_cell(model, photo):
     exp = model.explain(photo, TEXT, "pgc-gradcam", layer=0)
-    flipped = model.explain(photo, TEXT, "pgc-gradcam", layer=0, target=lambda logits: -logits[:, 1])
+    with pytest.warns(vlcam.targets.TargetWarning, match="what speaks against the text"):
+        flipped = model.explain(photo, TEXT, "pgc-gradcam", layer=0, target=lambda logits: -logits[:, 1])
     assert (exp.tokens > 0).any()
     np.testing.assert_array_equal((exp.tokens > 0) & (flipped.tokens > 0), False)
 

@@ -115,7 +115,8 @@ def assert_same_explanation(found, alone, share=1e-6):
     assert (now["run"]["block_values"] or []) == pytest.approx(was["run"]["block_values"] or [], rel=1e-4, abs=1e-6)
     for run in (was, now):
         run["run"] = {key: value for key, value in run["run"].items() if key not in ("target_value", "block_values")}
-    was["model"], now["model"] = ({**each["model"], "attention": None} for each in (was, now))  # a sweep taps more
+    tapping = dict.fromkeys(("attention", "tapped"))  # a sweep taps more
+    was["model"], now["model"] = ({**each["model"], **tapping} for each in (was, now))
     assert now == was
     assert found.scores.keys() == alone.scores.keys()
     for name, score in alone.scores.items():

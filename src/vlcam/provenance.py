@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlcam.adapter import ModelAdapter
+from vlcam.anatomy import HANDED, Tap
 from vlcam.capture import Capture
 from vlcam.plan import Job, counted
 from vlcam.readers import explained_classes
@@ -20,7 +22,17 @@ from vlcam.rows import Selection
 from vlcam.targets import Target
 from vlcam.text import TextLayout
 
-__all__ = ["SCHEMA", "WeightsHash", "class_records", "model_record", "run_record", "text_record", "versions"]
+__all__ = [
+    "SCHEMA",
+    "WeightsHash",
+    "class_records",
+    "model_record",
+    "run_record",
+    "tapped",
+    "taps_of",
+    "text_record",
+    "versions",
+]
 
 SCHEMA = 1
 _PACKAGES = ("vlcam", "torch", "transformers", "numpy", "pillow", "safetensors")
@@ -66,8 +78,38 @@ def _samples(tensors: Iterable[Tensor]) -> tuple[bytes, ...]:
     return tuple(each.view(torch.uint8).numpy().tobytes() for each in together)  # numpy knows no bfloat16
 
 
-def model_record(adapter: ModelAdapter, name: str, weights_sha256: str, *, attention_tapped: bool) -> dict[str, Any]:
-    """What model ran, and how."""
+def tapped(adapter: ModelAdapter, taps: Iterable[Tap]) -> dict[str, list[int]]:
+    """What a pass tapped, by stream and site the blocks: `{"vision.F2": [0, 11]}`.
+
+    Attention that is looked into runs in another kernel, and gradients of what several blocks read add up in another
+    order where it is tapped; so a pass that taps the same gives the same bits.
+    """
+    streams, found = adapter.anatomy.streams, dict[str, list[int]]()
+    for tap in taps:
+        if tap.site != HANDED and tap.layer < len(streams[tap.stream].blocks):
+            found.setdefault(f"{tap.stream}.{tap.site}", []).append(tap.layer)
+    return {place: sorted(layers) for place, layers in sorted(found.items())}
+
+
+def taps_of(adapter: ModelAdapter, stated: Mapping[str, Sequence[int]]) -> tuple[Tap, ...]:
+    """The taps that `tapped` stated; without those that this model does not have."""
+    streams, found = adapter.anatomy.streams, []
+    for place, layers in stated.items():
+        stream, _, site = place.partition(".")
+        there = streams.get(stream)
+        found += [Tap(stream, layer, site) for layer in layers if there is not None and there.can_read(layer, site)]
+    return tuple(found)
+
+
+def model_record(
+    adapter: ModelAdapter,
+    name: str,
+    weights_sha256: str,
+    *,
+    attention_tapped: bool,
+    read: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What model ran, and how; `read` is what the pass tapped."""
     parameter = next(adapter.module.parameters())
     kind = type(adapter.module)
     return {
@@ -84,6 +126,7 @@ def model_record(adapter: ModelAdapter, name: str, weights_sha256: str, *, atten
             if attention_tapped
             else adapter.attention,
         },
+        "tapped": {place: list(layers) for place, layers in read.items()},
         "options": dict(adapter.options),
     }
 
