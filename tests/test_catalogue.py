@@ -76,7 +76,7 @@ def test_there_are_forty_recipes_and_more():
             "Li, Li, Xiong, Hoi. BLIP: Bootstrapping Language-Image Pre-training for Unified Vision-Language "
             "Understanding and Generation. ICML 2022",
         ),
-        ("pgc-elementwise", "Gildenblat and contributors. pytorch-grad-cam. 2021"),
+        ("pgc-elementwise", "Gildenblat and contributors. PyTorch library for CAM methods. 2021"),
         (
             "pgc-hirescam",
             "Draelos, Carin. Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural "
@@ -85,8 +85,8 @@ def test_there_are_forty_recipes_and_more():
         ("gscorecam-gradcam", "Chen, Li, Biaz, Bui, Nguyen. gScoreCAM: What Objects Is CLIP Looking At? ACCV 2022"),
         (
             "tam-transition",
-            "Yuan, Li, Xiong, Dou. Explaining Information Flow Inside Vision Transformers Using Markov Chain. NeurIPS "
-            "2021 Workshop on Explainable AI Approaches for Debugging and Diagnosis",
+            "Yuan, Li, Xiong, Cao, Dou. Explaining Information Flow Inside Vision Transformers Using Markov Chain. "
+            "NeurIPS 2021 Workshop on Explainable AI Approaches for Debugging and Diagnosis",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_every_source_has_a_key_of_its_own_and_what_its_kind_needs():
 
 
 def test_the_source_of_the_checklist_is_among_them():
-    assert str(citations.TAXONOMY).startswith("Wall, Wang, Rizk, Santosh. Grad-CAM for Vision Transformers: a system")
+    assert str(citations.TAXONOMY).startswith("Wall, Wang, Rizk, Santosh. Grad-CAM for Vision Transformers: A System")
 
 
 @each_entry

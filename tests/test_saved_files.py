@@ -164,9 +164,8 @@ NOT_OF_BLIP = (
     *("chefer-clip-text", "grad-eclip-text", "grad-eclip-text-as-coded", "legrad-pooler", "legrad-pooler-as-coded"),
     *("blip2-itm", "blip2-itc"),
     *("clip-es", "coca-caption", "blip-caption", "blip-vqa", "maskclip", "clip-surgery"),
-    *("grad-eclip-as-coded", "gradeclip-gradcam-baseline-as-coded"),
 )
-"""No single block is read, no classes are told apart, similarities come without logits, and attention is eager."""
+"""No single block is read, no classes are told apart, and similarities come without logits."""
 
 
 @pytest.mark.parametrize("recipe", [name for name in vlcam.recipes() if name not in NOT_OF_BLIP])

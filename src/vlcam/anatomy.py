@@ -147,6 +147,11 @@ class StreamAnatomy:
             f"{site} of {self.name} block {layer} does not exist: {why}; this block has {listing(block.sites)}{there}"
         )
 
+    def can_read(self, layer: int, site: str) -> bool:
+        """Whether there is such a block, and what it has can be read by `reading`."""
+        name = _BESIDES[site][0] if site in _BESIDES else site
+        return 0 <= layer < len(self.blocks) and name in self.blocks[layer].sites
+
     def having(self, site: str) -> tuple[int, ...]:
         """The blocks that have a site."""
         return tuple(number for number, block in enumerate(self.blocks) if site in block.sites)

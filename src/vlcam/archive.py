@@ -1,8 +1,8 @@
 """The saved file: a PNG that any viewer shows, with map, recipe, provenance and image in one private chunk.
 
 The chunk `vlCM` holds safetensors: the arrays, and under the metadata key `vlcam` the record as JSON. A digest over
-both, and the hash of the picture, tell when any of them was edited. Nothing is pickled. The same explanation always
-makes the same bytes.
+every byte of the chunk, and the hash of the picture, tell when any of them was edited. Nothing is pickled. The same
+explanation always makes the same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,18 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from vlcam.errors import FileError, InputError
+from vlcam.filekind import foreign
 from vlcam.images import open_image, pixels_sha256
 
 __all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write"]
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the file; what 1 wrote is read too. There the digest is over the content, and not over its bytes."""
+
 _CHUNK = b"vlCM"  # ancillary, private, and not to be copied by a program that edits the picture
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_BLANK = "0" * 64
+"""Stands for the digest while that is computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +100,25 @@ def read(path: Path) -> Payload:
     """Read what `write` wrote.
 
     Raises:
-        FileError: no such file, not a PNG, a PNG without an explanation, a damaged one, one whose explanation or
-            picture was edited, or one of a later schema.
+        FileError: no such file, not a PNG, a PNG without an explanation or with several, a damaged one, one whose
+            explanation or picture was edited, or one of a later schema.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise FileError(f"{str(path)!r}: cannot be read ({error.strerror})") from None
+    what = foreign(data)
     if not data.startswith(_SIGNATURE):
-        raise FileError(f"{str(path)!r}: not a PNG file")
-    body = dict(_chunks(data, path)).get(_CHUNK)
-    if body is None:
+        raise FileError(f"{str(path)!r}: not a PNG file" + (f", but {what}" if what else ""))
+    bodies = [body for kind, body in _chunks(data, path) if kind == _CHUNK]
+    if not bodies:
+        why = what or "programs that re-save a picture drop what it carried"
+        raise FileError(f"{str(path)!r}: a PNG without an explanation; {why}")
+    if len(bodies) > 1:
         raise FileError(
-            f"{str(path)!r}: a PNG without an explanation; programs that re-save a picture drop what it carried"
+            f"{str(path)!r}: {len(bodies)} explanations in one PNG; vlcam writes one, so that the file was edited"
         )
-    payload, picture = _decode(body, path)
+    payload, picture = _decode(bodies[0], path)
     _check_picture(data, picture, path)
     return payload
 
@@ -165,10 +174,11 @@ def _encode(payload: Payload, picture: str) -> bytes:
     if payload.attachments.pixel_values is not None:
         arrays["pixel_values"] = payload.attachments.pixel_values
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    content = {"digest": "", "schema": SCHEMA, "picture": picture, "record": payload.record}
+    content = {"digest": _BLANK, "schema": SCHEMA, "picture": picture, "record": payload.record}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     # One key only: safetensors writes several in random order.
-    return save_tensors(arrays, {"vlcam": text.replace('""', f'"{_digest(text, arrays)}"', 1)})
+    body = save_tensors(arrays, {"vlcam": text})
+    return body.replace(_BLANK.encode(), _digest(body).encode(), 1)
 
 
 def _decode(body: bytes, path: Path) -> tuple[Payload, str]:
@@ -176,30 +186,71 @@ def _decode(body: bytes, path: Path) -> tuple[Payload, str]:
     try:
         arrays = load_tensors(body)
         length = struct.unpack("<Q", body[:8])[0]
-        text = json.loads(body[8 : 8 + length])["__metadata__"]["vlcam"]
-        content = json.loads(text)
-    except (SafetensorError, KeyError, ValueError, struct.error) as error:
+        text = _strictly(body[8 : 8 + length])["__metadata__"]["vlcam"]
+        content = _strictly(text)
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise FileError(f"{str(path)!r}: the explanation inside is damaged ({error})") from None
     if not isinstance(content, dict):
         raise FileError(f"{str(path)!r}: the explanation inside is damaged (its record is no table)")
-    if content.get("schema") != SCHEMA:
-        raise FileError(f"{str(path)!r}: schema {content.get('schema')!r}; this release of vlcam reads {SCHEMA}")
+    schema = content.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        later = "; a later release wrote it: update vlcam" if type(schema) is int and schema > SCHEMA else ""
+        raise FileError(f"{str(path)!r}: schema {schema!r}; this release of vlcam reads {SCHEMA} and older{later}")
     digest = str(content.get("digest"))
-    if digest != _digest(text.replace(digest, "", 1), arrays):
+    if digest != (_digest_of_content(text, digest, arrays) if schema == 1 else _digest(body, digest)):
         raise FileError(f"{str(path)!r}: map, recipe or record were changed after they were saved (digest differs)")
+    _check_content(content, arrays, path)
     image = arrays.get("image")
     attachments = Attachments(None if image is None else image.tobytes(), arrays.get("pixel_values"))
     return Payload(content["record"], arrays["tokens"], arrays["words"], attachments), content["picture"]
 
 
-def _digest(text: str, arrays: dict[str, NDArray[Any]]) -> str:
-    """Over the JSON text, in which the digest itself is still empty, and over the arrays."""
-    digest = hashlib.sha256(text.encode())
+def _strictly(text: str | bytes) -> Any:
+    """Read JSON that says one thing only: no key twice, and no number that JSON does not know."""
+
+    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} twice")
+        return found
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+
+
+def _check_content(content: dict[str, Any], arrays: dict[str, NDArray[Any]], path: Path) -> None:
+    """What a digest that was made anew does not tell: that the parts are there and fit each other."""
+    lacking = [name for name in ("record", "picture") if name not in content]
+    lacking += [name for name in ("tokens", "words") if name not in arrays]
+    if lacking:
+        raise FileError(f"{str(path)!r}: the explanation inside is damaged (it lacks {', '.join(lacking)})")
+    tokens, words = arrays["tokens"], arrays["words"]
+    if tokens.ndim != 2 or words.ndim != 3:
+        raise FileError(
+            f"{str(path)!r}: the explanation inside is damaged (a map of shape {tokens.shape}, maps of words of shape "
+            f"{words.shape})"
+        )
+    if not (np.isfinite(tokens).all() and np.isfinite(words).all()):
+        raise FileError(f"{str(path)!r}: the explanation inside is damaged (a map with values that are not finite)")
+
+
+def _digest(body: bytes, digest: str = _BLANK) -> str:
+    """Over every byte of the chunk, in which the digest itself is still blank."""
+    blank = body.replace(digest.encode(), _BLANK.encode(), 1) if len(digest) == len(_BLANK) else body
+    return hashlib.sha256(blank).hexdigest()
+
+
+def _digest_of_content(text: str, digest: str, arrays: dict[str, NDArray[Any]]) -> str:
+    """The digest of schema 1: over the JSON text, in which the digest itself is still empty, and over the arrays."""
+    found = hashlib.sha256(text.replace(digest, "", 1).encode())
     for name in sorted(arrays):
         array = arrays[name]
-        digest.update(f"\0{name} {array.dtype} {array.shape}\0".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+        found.update(f"\0{name} {array.dtype} {array.shape}\0".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def _insert(png: bytes, body: bytes) -> bytes:
@@ -210,7 +261,7 @@ def _insert(png: bytes, body: bytes) -> bytes:
 
 
 def _chunks(data: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Every chunk's type and content, to the last."""
+    """Every chunk's type and content, to the last, behind which there is nothing."""
     place, kind = len(_SIGNATURE), b""
     while kind != b"IEND":
         (length,) = struct.unpack(">I", data[place : place + 4].rjust(4, b"\0"))
@@ -220,3 +271,5 @@ def _chunks(data: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
             raise FileError(f"{str(path)!r}: the PNG is truncated or damaged")
         yield kind, body
         place += 12 + length
+    if place < len(data):
+        raise FileError(f"{str(path)!r}: {len(data) - place} bytes stand behind the end of the PNG: it was edited")

@@ -73,7 +73,8 @@ def compare(explanations: Sequence[Explanation], *, rows: str = "site", columns:
 def gallery(explanations: Sequence[Explanation]) -> Figure:
     """The image, then every explanation under the name of its recipe, each scaled as its recipe says.
 
-    Explanations of several texts or classes, as `explain` returns them for a list, stand under those.
+    Explanations of several texts or classes, as `explain` returns them for a list, stand under those; explanations of
+    several models under the models' names.
 
     Args:
         explanations: of one image.
@@ -87,6 +88,7 @@ def gallery(explanations: Sequence[Explanation]) -> Figure:
     first = _of_one_image(explanations)
     subjects = {explanation.subject for explanation in explanations}
     names = {explanation.recipe.name for explanation in explanations}
+    models = _models(explanations)
     wide = min(_ACROSS, len(explanations) + 1)
     lines = -(-(len(explanations) + 1) // wide)
     made = canvas((_SIDE + 0.25) * wide, (_SIDE * _aspect(first) + 0.5) * lines + 0.5)
@@ -100,6 +102,7 @@ def gallery(explanations: Sequence[Explanation]) -> Figure:
         _draw(axes[number], explanation, picture)
         title = [_folded(explanation.recipe.name)] if len(names) > 1 or len(subjects) == 1 else []
         title += textwrap.wrap(explanation.subject, _SIGNS_OF_A_TITLE) if len(subjects) > 1 else []
+        title += textwrap.wrap(_models([explanation])[0], _SIGNS_OF_A_TITLE) if len(models) > 1 else []
         axes[number].set_title("\n".join(title), **PLAIN, fontsize=7)
     what = "recipes" if len(subjects) == 1 else f"{len(subjects)} texts or classes, recipe {', '.join(sorted(names))}"
     _add_title(made, _title(explanations, what))
@@ -183,14 +186,19 @@ def _aspect(explanation: Explanation) -> float:
     return max(0.4, min(2.5, height / width))
 
 
+def _models(explanations: Sequence[Explanation]) -> list[str]:
+    return list(dict.fromkeys(explanation.provenance["model"]["id"] for explanation in explanations))
+
+
 def _title(explanations: Sequence[Explanation], what: str) -> str:
-    first = explanations[0]
+    first, models = explanations[0], _models(explanations)
     blocks = {tuple(explanation.provenance["run"]["layers"]) for explanation in explanations}
     streams = dict.fromkeys(explanation.recipe.stream for explanation in explanations)
     where = f"block {_in_words(blocks.pop())}" if len(blocks) == 1 else "blocks as each recipe says"
     several = len({explanation.subject for explanation in explanations}) > 1
-    about = "" if several else f"{first.subject}   {scores_line(first)}\n"
-    return f"{about}{what}, stream {' and '.join(streams)}, {where}   {first.provenance['model']['id']}"
+    scores = scores_line(first) if len(models) == 1 else ""
+    about = "" if several else f"{first.subject}   {scores}\n"
+    return f"{about}{what}, stream {' and '.join(streams)}, {where}   {', '.join(models)}"
 
 
 def _add_title(figure: Figure, text: str) -> None:

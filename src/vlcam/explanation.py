@@ -17,11 +17,13 @@ from PIL import Image
 from torch import Tensor
 
 from vlcam import archive, colours, textpicture
-from vlcam.errors import EvidenceError, InputError, RecipeError, UnknownNameError, listing
+from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, UnknownNameError, listing
 from vlcam.evidence import Status
 from vlcam.geometry import Placement, to_original
 from vlcam.images import ImageSource, SourceImage, open_image, pixels_sha256
+from vlcam.likeness import TOP
 from vlcam.maps import normalised
+from vlcam.provenance import SCHEMA
 from vlcam.recipe import Recipe
 from vlcam.regions import Region
 from vlcam.scores import Score
@@ -30,7 +32,9 @@ from vlcam.text import lay_out, phrase_spans
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vlcam.contrast import Comparison
     from vlcam.explainer import Explainer
+    from vlcam.reporting import Report
     from vlcam.verification import Verification
 
 __all__ = ["Explanation", "WordMap", "WordScore", "Words", "same_image", "same_pixels"]
@@ -272,6 +276,26 @@ class Explanation:
 
         return verify(self, model, image=image)
 
+    def compare(self, other: Explanation, *, top: float = TOP) -> Comparison:
+        """Compare with another explanation of the same image: which fields differ, and how far apart the maps are.
+
+        Args:
+            other: the other one.
+            top: share of the cells that counts as the strongest.
+
+        Raises:
+            InputError: of another image, or one of the maps is over the text and the other is not, or is over another.
+        """
+        from vlcam.contrast import contrast  # it needs this module
+
+        return contrast(self, other, top=top)
+
+    def report(self) -> Report:
+        """The reporting checklist filled in, a methods paragraph, the formula, the sources, and a page of HTML."""
+        from vlcam.reporting import Report  # the catalogue and a page's libraries are only needed here
+
+        return Report(self)
+
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, image: ImageSource | Tensor | None = None) -> Self:
         """Read what `save` wrote.
@@ -281,32 +305,19 @@ class Explanation:
             image: the image, or the preprocessed tensor, where the file does not carry it; its hash is compared.
 
         Raises:
-            FileError: not an explanation, or damaged, or edited.
+            FileError: not an explanation, or damaged, or edited, or of a later release.
             InputError: another image than the one that was explained.
         """
         payload = archive.read(Path(path))
-        record, place = payload.record, payload.record["placement"]
-        attachments, wanted = payload.attachments, record["provenance"]["image"]
+        stated = _stated(payload, str(path))
+        attachments, wanted = payload.attachments, stated["provenance"]["image"]
         given = attachments.image if image is None or isinstance(image, Tensor) else image
         source = None if given is None else same_image(given, wanted)
         if isinstance(image, Tensor):
             attachments = replace(attachments, pixel_values=same_pixels(image, wanted))
         if source:
             attachments = replace(attachments, image=source.encoded or source.rgb)
-        return cls(
-            tokens=payload.tokens,
-            recipe=Recipe.from_dict({k: v for k, v in record["recipe"].items() if k != "fingerprint"}),
-            provenance=record["provenance"],
-            scores={name: Score(name, s["kind"], s["value"]) for name, s in record["scores"].items()},
-            status=record["status"],
-            image=source.rgb if source else None,
-            placement=Placement(tuple(place["original"]), tuple(place["model"]), tuple(place["box"])),
-            word_maps=tuple(
-                WordMap(w["word"], tuple(w["span"]), tuple(w["rows"]), tokens, w["status"])
-                for w, tokens in zip(record["words"], payload.words, strict=True)
-            ),
-            attachments=attachments,
-        )
+        return cls(image=source.rgb if source else None, attachments=attachments, **stated)
 
     def _payload(self, *, embed_image: bool) -> archive.Payload:
         maps = [word.tokens for word in self.word_maps]
@@ -326,6 +337,7 @@ class Explanation:
             "constant": "every cell has the same value, so no place stands out",
             "rounding noise": "gradient times activation cancels at this site, and what is left is rounding; "
             "choose another site or weighting",
+            "not finite": "the model's activations or gradients overflow; load it in another precision",
             "zero gradient": "the score does not depend on these tokens at this layer; choose an earlier layer, or "
             "explain with this recipe alone, which says where it does",
         }
@@ -362,13 +374,16 @@ class Words(Mapping[str, Explanation]):
         word = self._index[key]
         whole = self._whole
         run = whole.provenance["run"]
-        own = {
+        own: dict[str, Any] = {
             "dropped": [part for part in run["dropped"] if part["what"] != "text rows"],
             "phrase": word.word,
             "occurrence": _occurrence(whole.text or "", word),
             "span": list(word.span),
             "rows": list(word.rows),
         }
+        if whole.recipe.target == "caption" and whole.recipe.prompt == "phrase":
+            phrase = {key: run[key] for key in ("phrase", "occurrence", "span")}
+            own["target_phrase"] = run.get("target_phrase", phrase)
         return replace(
             whole,
             tokens=word.tokens,
@@ -384,6 +399,43 @@ class Words(Mapping[str, Explanation]):
     def __len__(self) -> int:
         """How many words have a map."""
         return len(self._index)
+
+
+def _stated(payload: archive.Payload, path: str) -> dict[str, Any]:
+    """What a saved record states, as the fields of an explanation; a record that contradicts itself is refused."""
+    record = payload.record
+    try:
+        schema = record["provenance"]["schema"]
+        if schema != SCHEMA:
+            raise FileError(
+                f"{path!r}: its record is of schema {schema!r}, and this release of vlcam reads {SCHEMA}; update vlcam"
+            )
+        recipe = Recipe.from_dict({k: v for k, v in record["recipe"].items() if k != "fingerprint"})
+        if recipe.fingerprint != record["recipe"]["fingerprint"]:
+            raise FileError(
+                f"{path!r}: the recipe's fields have the fingerprint {recipe.fingerprint}, and the file states "
+                f"{record['recipe']['fingerprint']}: one of them was edited"
+            )
+        for part in ("image", "text", "model", "run", "versions"):
+            record["provenance"][part]
+        place = record["placement"]
+        words = zip(record["words"], payload.words, strict=True)
+        return {
+            "tokens": payload.tokens,
+            "recipe": recipe,
+            "provenance": record["provenance"],
+            "scores": {name: Score(name, s["kind"], s["value"]) for name, s in record["scores"].items()},
+            "status": record["status"],
+            "placement": Placement(tuple(place["original"]), tuple(place["model"]), tuple(place["box"])),
+            "word_maps": tuple(
+                WordMap(w["word"], tuple(w["span"]), tuple(w["rows"]), tokens, w["status"]) for w, tokens in words
+            ),
+        }
+    except RecipeError as error:
+        raise FileError(f"{path!r}: its recipe cannot be read ({error})") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        told = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise FileError(f"{path!r}: the record inside is damaged ({told})") from None
 
 
 def _where(explained: Mapping[str, Any]) -> str:

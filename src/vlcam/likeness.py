@@ -16,6 +16,7 @@ __all__ = ["TOP", "Likeness", "likeness", "rank_correlation", "structural_simila
 TOP = 0.1
 """Share of the cells that count as the strongest ones, where none is given."""
 
+_SMALLEST = 3  # cells of the side of the smallest window that has a variance of its own
 Map = NDArray[np.floating[Any]]
 
 
@@ -25,7 +26,8 @@ class Likeness:
 
     Attributes:
         rank_correlation: Spearman's, -1 to 1.
-        ssim: structural similarity of the maps, each scaled to 0..1; -1 to 1.
+        ssim: structural similarity of the maps, each scaled to 0..1; -1 to 1. NaN for maps that are smaller than
+            3 x 3, such as those over a text.
         top_overlap: share of the strongest cells of the one that are among those of the other, 0 to 1.
         top: which share of the cells counts as the strongest.
     """
@@ -54,9 +56,8 @@ def likeness(one: Map, other: Map, *, top: float = TOP) -> Likeness:
     Raises:
         InputError: shapes differ, or no cell is left.
     """
-    return Likeness(
-        rank_correlation(one, other), structural_similarity(one, other), top_overlap(one, other, share=top), top
-    )
+    ssim = structural_similarity(one, other) if min(one.shape, default=0) >= _SMALLEST else math.nan
+    return Likeness(rank_correlation(one, other), ssim, top_overlap(one, other, share=top), top)
 
 
 def rank_correlation(one: Map, other: Map) -> float:
@@ -89,7 +90,7 @@ def structural_similarity(one: Map, other: Map) -> float:
     seen = np.isfinite(one) & np.isfinite(other)
     side = min(7, *one.shape)
     side -= 1 - side % 2
-    if side < 3:
+    if side < _SMALLEST:
         raise InputError(f"maps of shape {one.shape}: structural similarity needs 3 x 3 cells or more")
     a, b = (np.where(seen, _scaled(values, seen), 0.0) for values in (one, other))
     return float(ssim(a, b, data_range=1.0, win_size=side))
