@@ -14,8 +14,7 @@ class Citation:
 
     Attributes:
         key: the name under which BibTeX finds it.
-        authors: each as `Family, Given`, or the family name alone where the given one was not looked up; `others` as
-            the last one stands for contributors who are not named.
+        authors: each as `Family, Given`; `others` as the last one stands for contributors who are not named.
         title: as published.
         venue: the conference or journal in short, as the one line prints it; empty where there is none.
         year: of publication.
@@ -91,7 +90,7 @@ ALBEF = Citation(
         "Gotmare, Akhilesh Deepak",
         "Joty, Shafiq",
         "Xiong, Caiming",
-        "Hoi, Steven C. H.",
+        "Hoi, Steven",
     ),
     title="Align before Fuse: Vision and Language Representation Learning with Momentum Distillation",
     venue="NeurIPS",
@@ -154,7 +153,7 @@ EIGENCAM = Citation(
 PGC = Citation(
     key="gildenblat2021pytorchgradcam",
     authors=("Gildenblat, Jacob", "others"),
-    title="pytorch-grad-cam",
+    title="PyTorch library for CAM methods",
     venue="",
     year=2021,
     kind="misc",
@@ -185,6 +184,7 @@ GSCORECAM = Citation(
     venue="ACCV",
     year=2022,
     container="Asian Conference on Computer Vision (ACCV)",
+    doi="10.1007/978-3-031-26316-3_35",
 )
 GRADECLIP = Citation(
     key="zhao2024gradeclip",
@@ -193,6 +193,7 @@ GRADECLIP = Citation(
     venue="ICML",
     year=2024,
     container=_ICML,
+    url="https://proceedings.mlr.press/v235/zhao24p.html",
 )
 SCORECAM = Citation(
     key="wang2020scorecam",
@@ -225,7 +226,7 @@ ABLATIONCAM = Citation(
 RECIPROCAM = Citation(
     key="byun2023reciprocam",
     authors=("Byun, Seok-Yong", "Lee, Wonju"),
-    title="ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations",
+    title="ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations for Vision Transformer",
     venue="",
     year=2023,
     kind="misc",
@@ -233,7 +234,7 @@ RECIPROCAM = Citation(
 )
 TRANSITION = Citation(
     key="yuan2021transition",
-    authors=("Yuan, Tingyi", "Li, Xuhong", "Xiong, Haoyi", "Dou, Dejing"),
+    authors=("Yuan, Tingyi", "Li, Xuhong", "Xiong, Haoyi", "Cao, Hui", "Dou, Dejing"),
     title="Explaining Information Flow Inside Vision Transformers Using Markov Chain",
     venue="NeurIPS 2021 Workshop on Explainable AI Approaches for Debugging and Diagnosis",
     year=2021,
@@ -247,6 +248,7 @@ BEYOND = Citation(
     year=2023,
     kind="article",
     container=_TMLR,
+    url="https://openreview.net/forum?id=rm0zIzlhcX",
 )
 ROLLOUT = Citation(
     key="abnar2020rollout",
@@ -261,11 +263,11 @@ ROLLOUT = Citation(
 VIT_EXPLAIN = Citation(
     key="gildenblat2020vitexplain",
     authors=("Gildenblat, Jacob",),
-    title="Exploring Explainability for Vision Transformers (vit-explain)",
+    title="Exploring Explainability for Vision Transformers",
     venue="",
     year=2020,
     kind="misc",
-    url="https://github.com/jacobgil/vit-explain",
+    url="https://jacobgil.github.io/deeplearning/vision-transformer-explainability",
 )
 CHEFER_LRP = Citation(
     key="chefer2021lrp",
@@ -414,10 +416,14 @@ BLIP2 = Citation(
 )
 TAXONOMY = Citation(
     key="wall2026taxonomy",
-    authors=("Wall", "Wang", "Rizk", "Santosh"),
-    title="Grad-CAM for Vision Transformers: a systematic taxonomy and audit of methodological ambiguity",
+    authors=("Wall, Casey", "Wang, Longwei", "Rizk, Rodrigue", "Santosh, KC"),
+    title=(
+        "Grad-CAM for Vision Transformers: A Systematic Taxonomy and Audit of Methodological Ambiguity in "
+        "Explainable AI"
+    ),
     venue="",
     year=2026,
     kind="misc",
+    eprint="2608.05258",
 )
 """The audit whose reporting checklist orders the fields of a recipe."""

@@ -35,7 +35,7 @@ ENTRIES = (
     entry(
         FEATURES.replace(name="vit-reciprocam", weighting="reciprocam", relu="none"),
         citations.RECIPROCAM,
-        "openvinotoolkit/openvino_xai 88f29ee, methods/white_box/recipro_cam.py, ViTReciproCAM",
+        "openvinotoolkit/openvino_xai 88f29ee, openvino_xai/methods/white_box/recipro_cam.py, ViTReciproCAM",
         departs="From the code: that scales each class' map to 0..255 and cuts off the fraction.",
         notes="One forward pass per cell: the last block sees the class token and a Gaussian neighbourhood of the "
         "cell.",

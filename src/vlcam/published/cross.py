@@ -51,7 +51,7 @@ ENTRIES = (
     entry(
         LAVIS.replace(name="omnixai-itm", exclude=("cls", "padding")),
         citations.OMNIXAI,
-        "salesforce/OmniXAI, omnixai/explainers/vision_language/specific/gradcam/pytorch/gradcam.py",
+        "salesforce/OmniXAI 33dd5ea, omnixai/explainers/vision_language/specific/gradcam/pytorch/gradcam.py",
         depth=12,
         notes="As lavis-itm, with the mean over all text rows, special tokens included.",
     ),
