@@ -109,7 +109,8 @@ def table(*, rounds: int, device: str) -> str:
         "# What an explanation of a contrastive score costs: CLIP ViT-B/16 at 224 pixels",
         "",
         "Random weights, prompts of 9 words. The unit is the image tower's own forward without gradient on one image. "
-        "All jobs take turns, in alternating order. Memory: by how much the job raises the peak of a process that has "
+        "All jobs take turns, in an order drawn anew in every round. Memory: by how much the job raises the peak of a "
+        "process that has "
         "run one forward. Remade by `python -m benchmarks clip --write docs/costs_clip.md`. On a GPU: not measured.",
         "",
         f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, image tower {min(seconds[OWN]):.2f} s",

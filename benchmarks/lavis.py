@@ -66,7 +66,8 @@ def table(*, rounds: int, device: str) -> str:
         "# What an explanation of a LAVIS model costs",
         "",
         "LAVIS's `BlipITM` of the released size (ViT-B at 384 pixels, BERT-base) with random weights. The unit is the "
-        "model's own forward without gradient on one caption. All jobs take turns, in alternating order. Remade by "
+        "model's own forward without gradient on one caption. All jobs take turns, in an order drawn anew in every "
+        "round. Remade by "
         "`.venv-lavis/bin/python -m benchmarks itm --lavis --write docs/costs_lavis.md`. On a GPU: not measured.",
         "",
         f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {min(own):.2f} s",

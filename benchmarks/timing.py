@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +15,15 @@ Jobs = Mapping[str, Callable[[], object]]
 
 
 def in_turn(jobs: Jobs, rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every job in every round, after one that does not count; the order alternates."""
+    """Seconds of every job in every round, after one that does not count.
+
+    The order is drawn anew in every round, always from one seed: a job leaves caches and memory as it likes them, and
+    no other is to run behind it more often than the rest.
+    """
     found: dict[str, list[float]] = {name: [] for name in jobs}
+    drawn = random.Random(0)
     for number in range(rounds + 1):
-        for name in jobs if number % 2 else reversed(list(jobs)):
+        for name in drawn.sample(list(jobs), len(jobs)):
             took = _seconds(jobs[name], device)
             if number:
                 found[name].append(took)

@@ -90,7 +90,8 @@ def table(*, rounds: int, device: str, make: Callable[[str], Jobs] = jobs, what:
         f"# What an explanation of a class costs: {what}",
         "",
         "Random weights. The unit is the model's own forward without gradient on one image. All jobs take turns, in "
-        "alternating order. Memory: by how much the job raises the peak of a process that has run one forward. Remade "
+        "an order drawn anew in every round. Memory: by how much the job raises the peak of a process that has run one "
+        "forward. Remade "
         f"by `python -m benchmarks {name} --write docs/costs_{name}.md`. On a GPU: not measured.",
         "",
         f"{torch.get_num_threads()} threads, {device}, {rounds} rounds, own forward {min(own):.2f} s",

@@ -368,7 +368,7 @@ def test_nothing_is_left_open_by_one_recipe(vit, scene):
     assert found.advice is None
     assert found.sentence == "Nothing is left open."
     assert found.variants == 1
-    assert "1 recipes fit" in str(found)
+    assert "1 recipe fits" in str(found)
     assert not found.spread.any()
     with pytest.raises(vlcam.EvidenceError, match="1 of 1 recipes have a map, and 2 are needed"):
         found.correlations  # noqa: B018

@@ -56,13 +56,17 @@ def recorded(found: Ambiguity) -> dict[str, Any]:
 
 def screen(found: Ambiguity) -> str:
     """One screen: how many recipes, how far apart, which fields, and what to add."""
-    lines = [f"{found.description.name}: {len(found)} recipes fit, on {found.subject!r}"]
+    fit = "1 recipe fits" if len(found) == 1 else f"{len(found)} recipes fit"
+    lines = [f"{found.description.name}: {fit}, on {found.subject!r}"]
     for status, count in found.statuses.items():
-        lines.append(f"  {count:>6} {'have a map' if status == 'ok' else f'have nothing to show: {status}'}")
+        has = "has" if count == 1 else "have"
+        lines.append(f"  {count:>6} {has} {'a map' if status == 'ok' else f'nothing to show: {status}'}")
     if found.comparing:
         lines.append(f"  {found.comparing:>6} more compare the text with others, and there are none (against=[...])")
     if found.shown:
-        lines.append(f"  {found.distinct:>6} maps differ to the eye; each can be drawn as {found.variants} heatmaps")
+        differ = "map" if found.distinct == 1 else "maps differ to the eye"
+        drawn = "one heatmap" if found.variants == 1 else f"{found.variants} heatmaps"
+        lines.append(f"  {found.distinct:>6} {differ}; each can be drawn as {drawn}")
     if len(found.shown) > 1:
         pairs = found.correlations
         lines += [
