@@ -132,6 +132,22 @@ def test_rounding_is_told_in_half_precision_too():
     assert exp.status == "rounding noise"
 
 
+@pytest.mark.parametrize(("name", "layer"), [("tiny-vit", 4), ("tiny-swin", 5), ("tiny-clip", 2), ("tiny-blip-itm", 3)])
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_terms_that_cancel_before_a_layer_norm_are_no_map(name, layer, eps):
+    model = vlcam.load(name)
+    for part in model.adapter.module.modules():
+        if isinstance(part, torch.nn.LayerNorm) and eps is not None:
+            part.eps = eps
+    scene = next(vlcam.scenes.generate(1, seed=7, start=1, objects=(2, 3)))
+    text = scene.caption if model.adapter.takes_text else None
+    heads = model.adapter.heads
+    score = {"target": "itm"} if "itm" in heads else {"target": "contrastive"} if text else {}
+    recipe = vlcam.recipes()["pgc-hirescam"].recipe.replace(relu="none", site="F6", layers=(layer,), **score)
+    (exp,) = model.sweep(scene.image, text, [recipe], empty="keep")
+    assert exp.status == "rounding noise"
+
+
 def test_what_a_sweep_made_explicit_is_on_record():
     model = wrapped()
     feature, _ = model.sweep(models.pixels(), recipes=["pgc-gradcam", "grad-sam"], target=1)

@@ -118,6 +118,14 @@ def test_a_gallery_of_several_texts_names_each():
         vlcam.gallery([found])
 
 
+def test_a_gallery_tells_recipes_of_one_name_apart():
+    model = vlcam.load("tiny-clip")
+    found = [model.explain(models.photo(1), "a red star", **changes) for changes in ({}, {"site": "F6", "layer": -2})]
+    titles = [ax.get_title() for ax in vlcam.gallery(found).axes]
+    assert titles[1:] == ["clip-gradcam\nsite F1, layers last", "clip-gradcam\nsite F6, layers -2"]
+    assert vlcam.gallery(found[:1]).axes[1].get_title() == "clip-gradcam"
+
+
 def test_each_tower_has_its_own_attention():
     model = Explainer(models.two_towers("clip"), "x")
     model.adapter.module.vision_model.set_attn_implementation("eager")

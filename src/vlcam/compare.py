@@ -101,12 +101,21 @@ def gallery(explanations: Sequence[Explanation]) -> Figure:
     for number, explanation in enumerate(explanations, start=1):
         _draw(axes[number], explanation, picture)
         title = [_folded(explanation.recipe.name)] if len(names) > 1 or len(subjects) == 1 else []
+        title += textwrap.wrap(_own_choices(explanation, explanations), _SIGNS_OF_A_TITLE)
         title += textwrap.wrap(explanation.subject, _SIGNS_OF_A_TITLE) if len(subjects) > 1 else []
         title += textwrap.wrap(_models([explanation])[0], _SIGNS_OF_A_TITLE) if len(models) > 1 else []
         axes[number].set_title("\n".join(title), **PLAIN, fontsize=7)
     what = "recipes" if len(subjects) == 1 else f"{len(subjects)} texts or classes, recipe {', '.join(sorted(names))}"
     _add_title(made, _title(explanations, what))
     return made
+
+
+def _own_choices(explanation: Explanation, explanations: Sequence[Explanation]) -> str:
+    """The choices that tell a recipe from others of its name."""
+    own = explanation.recipe
+    others = [each.recipe for each in explanations if each.recipe.name == own.name]
+    fields = dict.fromkeys(field for other in others for field in own.differences(other))
+    return ", ".join(f"{field} {_in_words(getattr(own, field))}" for field in fields)
 
 
 def _of_one_image(explanations: Sequence[Explanation]) -> Explanation:

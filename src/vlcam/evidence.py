@@ -21,7 +21,9 @@ from vlcam.tokens import Windows
 
 __all__ = ["Known", "NoGradientError", "NotFiniteError", "Status", "TokenMaps", "nothing", "token_maps"]
 
-_SUSPICIOUS, _ROUNDING = 1e-3, 1e-6
+_ROUNDING = 1e-6
+_CANCELLED = 1e-5
+"""What is left of terms that cancel in float32, as a share of their magnitudes; other maps are above a hundredth."""
 _WINDOWED = 5  # axes of attention within windows: pair, window, head, query, key
 
 Status = Literal["ok", "constant", "no positive evidence", "zero gradient", "rounding noise", "not finite"]
@@ -37,9 +39,10 @@ class NotFiniteError(EvidenceError):
 
 @dataclass(frozen=True, eq=False)
 class TokenMaps:
-    """The maps of one pair, [1 + words, cells] in raster order, the status of each, and what is reported apart."""
+    """The maps of one pair, [1 + words, cells] in raster order on a grid, the status of each, and what is apart."""
 
     values: Tensor
+    grid: tuple[int, int]
     statuses: tuple[Status, ...]
     apart: Mapping[str, float] = field(default_factory=dict)
 
@@ -115,14 +118,15 @@ def token_maps(
     cancels = recipe.weighting == "hirescam" and recipe.site not in ATTENTION_SITES
     if cancels and statuses[0] == "ok" and _cancelled(merged, layers, selection):
         statuses = ("rounding noise",)
-    return TokenMaps(merged, statuses, apart)
+    return TokenMaps(merged, selection.grid, statuses, apart)
 
 
 def nothing(selection: Selection, status: Status = "zero gradient") -> TokenMaps:
     """Maps of zeros with a status that says why."""
     count, cells = len(selection.all_rows), selection.grid[0] * selection.grid[1]
     apart = {name: 0.0 for name, _ in selection.apart}
-    return TokenMaps(torch.zeros(count, cells, device="cpu", dtype=torch.float32), (status,) * count, apart)
+    zeros = torch.zeros(count, cells, device="cpu", dtype=torch.float32)
+    return TokenMaps(zeros, selection.grid, (status,) * count, apart)
 
 
 def _shared_layers(job: Job, found: Capture, pair: int, selection: Selection, known: Known) -> list[_Layer]:
@@ -420,14 +424,15 @@ def _short(rows: Sequence[int]) -> str:
 def _cancelled(merged: Tensor, layers: Sequence[_Layer], selection: Selection) -> bool:
     """Whether the terms of gradient times activation cancel to what float32 leaves of them.
 
-    Before a LayerNorm they do so exactly: its output does not change with the scale of its input, so that at the last
-    input before the final norm a token's gradient is orthogonal to the token.
+    Before a LayerNorm they do so but for the small number that it adds to the variance: its output does not change with
+    the scale of its input, so that at the last input before the final norm a token's gradient is orthogonal to the
+    token.
     """
     peak = float(merged.abs().amax())
-    rounding = max(_ROUNDING, 4 * torch.finfo(layers[0].activation.dtype).eps)
+    rounding = max(_CANCELLED, 4 * torch.finfo(layers[0].activation.dtype).eps)
     pairs = [(layer.activation, layer.gradient) for layer in layers if layer.gradient is not None]
-    bound = max(float(a.abs().amax() * g.abs().amax()) for a, g in pairs)
-    if peak > _SUSPICIOUS * bound and rounding == _ROUNDING:
+    # No sum of magnitudes is larger than this, which is soon found; most maps are far above.
+    if peak >= rounding * max(float(a.abs().amax() * g.abs().amax()) * a.shape[-1] for a, g in pairs):
         return False
     terms = (maps.taken((a.float() * g.float()).abs().sum(-1), selection.cells, 1).amax() for a, g in pairs)
     return peak < rounding * float(max(terms))
