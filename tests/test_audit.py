@@ -531,3 +531,26 @@ def test_the_page_has_every_column_and_every_basis():
     for architecture, model in schema.ARCHITECTURES.items():
         assert f"`{model}`" in PAGE
         assert f"`{architecture}`" in PAGE.lower()
+
+
+def test_a_venue_that_is_called_not_given_loses_no_paper():
+    rows = [{"key": "a", "basis": "other", "venue": "not given"}, {"key": "b", "basis": "other"}]
+    found = vlcam.audit([row | {"site": "F1", "layers": "last", "weighting": "gradcam"} for row in rows])
+    assert found.to_dict()["venues"]["not given"]["papers"] == 2
+
+
+def test_markdown_shows_names_as_they_are():
+    model = vlcam.load("tiny-vit")
+    model = vlcam.wrap(model.adapter.module, processor=model.adapter.processor, name="ViT-B | $16$")
+    row = {"key": "~a~ $b$ & c", "basis": "other", "site": "F1", "layers": "last", "weighting": "gradcam"}
+    text = vlcam.audit([row], model).to_markdown()
+    assert r"(ViT-B \| \$16\$ 1)" in text
+    assert r"| \~a\~ \$b\$ &amp; c | ViT-B \| \$16\$ |" in text
+
+
+def test_a_folder_that_cannot_be_made_costs_no_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(vlcam, "audit", lambda *_: pytest.fail("counted before the folder was made"))
+    (tmp_path / "file").write_text("")
+    code, _, err = run("audit", EXAMPLE, "--out", tmp_path / "file")
+    assert code == 1
+    assert "cannot be made a folder" in err

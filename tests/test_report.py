@@ -6,7 +6,10 @@ import base64
 import dataclasses
 import io
 import json
+import os
 import re
+import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import get_args
@@ -18,8 +21,8 @@ from latex2mathml.converter import convert
 from PIL import Image
 
 import vlcam
-from vlcam import choices, cli, scenes, wording
-from vlcam.reporting import facts, fragment, latex, markdown, pictures, prose
+from vlcam import choices, cli, markup, scenes, wording
+from vlcam.reporting import aggregation, facts, fragment, latex, pictures, prose
 from vlcam.reporting.facts import NOT_RECORDED
 from vlcam.reporting.report import ENDINGS
 
@@ -122,7 +125,7 @@ def test_what_is_stated_is_what_is_on_record(exps):
     assert "over the pixels that the model gives to it" in stated(exps["pixels"], "whose gradient")
     assert stated(exps["rollout"], "whose gradient") == "none; the map depends on no score"
     assert stated(exps["text"], "reported apart, raw").startswith("<|startoftext|> 0.0011")
-    assert stated(exps["margin"], "texts that it was compared with") == "a blue star"
+    assert stated(exps["margin"], "other texts, for scores that compare") == "a blue star"
     assert stated(exps["answer"], "answer") == "red (the model's own)"
 
 
@@ -211,7 +214,7 @@ def test_the_paragraph_states_the_choices_that_matter(exps):
 
 def test_rows_of_a_caption_and_the_pooler_are_told_apart(exps):
     caption = body(exps["phrase"], vlcam.recipes()["blip-caption"].recipe)
-    assert "a token of the caption is told by the row before it" in caption
+    assert "each told by the row before it" not in caption
     pooler = body(exps["phrase"], vlcam.recipes()["legrad-pooler"].recipe)
     assert "of the pooler as it reads block 1 of 3 (counted from 0) of the vision stream in turn" in pooler
 
@@ -258,13 +261,13 @@ def test_recipes_that_differ_have_paragraphs_that_differ(exps):
 @pytest.mark.parametrize(
     ("known", "words", "silent"),
     [
-        (choices.Weighting, prose._WEIGHTINGS, set()),
-        (choices.Relu, prose._NEGATIVE, set()),
-        (choices.Heads, prose._HEADS, {"none"}),
-        (choices.LayerRule, prose._LAYERS, {"single"}),
+        (choices.Weighting, aggregation._WEIGHTINGS, set()),
+        (choices.Relu, aggregation._NEGATIVE, set()),
+        (choices.Heads, aggregation._HEADS, {"none", "channels"}),
+        (choices.LayerRule, aggregation._LAYERS, {"single"}),
         (choices.GradientPath, prose._PATHS, {"full", "none"}),
         (choices.Attention, prose._FORMS, {"own"}),
-        (choices.Compose, prose._COMPOSED, {"none"}),
+        (choices.Departure, aggregation._DEPARTURES, set()),
         (choices.Prompt, prose._PROMPTS, {"whole"}),
         (choices.Normalize, prose._NORMALIZED, set()),
         (choices.Upsample, prose._UPSAMPLED, {"none"}),
@@ -273,6 +276,126 @@ def test_recipes_that_differ_have_paragraphs_that_differ(exps):
 def test_every_value_has_its_words(known, words, silent):
     values = {value for part in get_args(known) for value in (get_args(part) or (part,))}
     assert words.keys() == values - silent
+
+
+ORDERED = {
+    "tam-transition": ("Attention of the last block, its mean over heads, was carried", "the mean over the rows"),
+    "attn-gradcam": ("over the patches in the rows (queries) of the class token; heads", "set to zero after heads"),
+    "attn-gradcam-full": ("mean of its gradient over all rows and columns",),
+    "legrad": ("negative gradients were set to zero first; heads were averaged; the mean over the rows", "maps of the"),
+    "vitexplain-grad-rollout-as-coded": ("with respect to the scores that its softmax takes", "(scores_gradient)"),
+    "vitexplain-rollout": ("smallest 90 % of the entries", "but for what the class token pays to itself", "identity"),
+}
+
+
+@pytest.mark.parametrize("recipe", ORDERED)
+def test_steps_stand_in_the_order_in_which_they_are_done(scene, recipe):
+    text = vlcam.load("tiny-vit").explain(scene.image, recipe=recipe).report().paragraph
+    places = [text.find(part) for part in ORDERED[recipe]]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert ("multiplied by its gradient" in text) == (recipe == "vitexplain-grad-rollout-as-coded")
+
+
+def test_choices_beyond_the_named_recipes_are_told_in_order(scene):
+    vit = vlcam.load("tiny-vit")
+
+    def told(recipe="pgc-gradcam", **changes):
+        return vit.explain(scene.image, recipe=recipe, **changes).report().paragraph
+
+    largest = told("attn-gradcam", layers=(3, 5), layer_rule="max")
+    assert "of the class token (0) was taken; the maximum over the maps of the blocks was taken" in largest
+    channels = told(site="F2", heads="channels", queries="cls", map_axis="keys")
+    assert "(0) was taken, and that of its gradient likewise; each channel was weighted" in channels
+    assert "negative values of the map were set to zero" in told("pgc-eigencam", relu="map")
+    assert "the smallest 99.9 % of the entries" in told("attention-rollout", discard=0.999)
+    behind = told(site="F6", attention="one_head", layers=(3,))
+    assert "Behind the first of these blocks, attention was computed with one head" in behind
+    assert re.search(r"class_logit = [\d.]+, with attention computed as said\.", behind)
+    assert "was divided by its largest magnitude and" in told(normalize="max")
+    assert "was divided by the sum of its magnitudes and" in told(normalize="sum")
+
+
+def test_what_a_gradient_was_pooled_over_leaves_out_what_is_excluded(exps):
+    exp, own = exps["class"], exps["class"].recipe.replace(gradient_tokens="all", exclude=("cls", "registers"))
+    run = exp.provenance["run"] | {"prefix_tokens": ["cls", "register"]}
+    with_registers = dataclasses.replace(exp, recipe=own, provenance={**exp.provenance, "run": run})
+    assert "over all tokens but registers, and" in with_registers.report().paragraph
+    assert "over all tokens, and" in dataclasses.replace(exp, recipe=own).report().paragraph
+
+
+def test_blocks_that_are_read_each_have_their_value(scene):
+    exp = vlcam.load("tiny-swin").explain(scene.image, recipe="legrad")
+    text = exp.report().paragraph
+    assert "the score being read from the output of each block in turn" in text
+    one, two = (facts.number(value) for value in exp.provenance["run"]["block_values"])
+    assert f"; read from the blocks it is {one} and {two}." in text
+    assert "shifted by 0 x 0 in the first of these blocks" in text
+
+
+def test_text_and_image_read_together(scene):
+    text = vlcam.load("tiny-blip-itm").explain(scene.image, scene.caption, "chefer-bimodal").report().paragraph
+    assert "Self-attention of fusion blocks 0 to 2 and vision blocks 0 to 3 was read with it" in text
+    assert "cross-attention between the relevance of the text and that of self-attention in the image tower" in text
+    assert "starting from the identity" not in text
+    assert "of the first token of the text (0)" in text
+
+
+def test_what_tokens_are_compared_with(scene):
+    clip = vlcam.load("tiny-clip")
+
+    def told(recipe, **how):
+        return clip.explain(scene.image, scene.caption, recipe, against=["a b", "c d"], **how).report().paragraph
+
+    assert 'The text was compared with "a b" and "c d".' in told("clip-surgery")
+    assert "the maps of the blocks were summed" not in told("clip-surgery")
+    assert 'The map does not depend on the other texts of the call, "a b" and "c d".' in told("maskclip")
+    assert "less its mean cosine with the other texts" in told("maskclip", scale="difference")
+    assert "The text was compared with" in told("clip-gradcam", scale="margin")
+    assert "The other texts, where the score takes them into account, are" in told("clip-gradcam", scale="probability")
+    alone = told("clip-gradcam", phrase="red star", prompt="phrase")
+    assert f'the text "red star" of the text "{scene.caption}"; the phrase alone was encoded.' in alone
+
+
+def test_a_phrase_of_a_caption_is_counted_and_not_encoded_alone(scene):
+    model, caption = vlcam.load("tiny-blip-caption"), "a red star next to a blue circle"
+    exp = model.explain(scene.image, caption, phrase="red star")
+    text = exp.report().paragraph
+    assert "the phrase alone was encoded" not in text
+    assert 'only those of the phrase "red star" count in that score. It is the map of the phrase "red star".' in text
+    assert "of the tokens of the phrase (1, 2), each told by the row before it, was taken" in text
+    word = exp.words["blue"].report().paragraph
+    assert 'only those of the phrase "red star" count in that score. It is the map of the phrase "blue".' in word
+    assert stated(exp.words["blue"], "phrase that the score counts") == "red star"
+    every = model.explain(scene.image, caption, "pgc-gradcam", phrase="red star").report().paragraph
+    assert "It is the map of the phrase" not in every
+    plain = model.explain(scene.image, caption, "attention-cross").report().paragraph
+    assert "all tokens but the special ones (0 to 7), each told by the row before it, was taken" in plain
+
+
+def test_a_text_that_the_model_wrote_is_said_to_be(scene):
+    exp = vlcam.load("tiny-blip-caption").explain(scene.image)
+    assert f'"{exp.text}", which the model wrote itself' in exp.report().paragraph
+    assert stated(exp, "text") == f"{exp.text} (written by the model)"
+
+
+def test_rows_that_are_no_text_are_not_called_so(exps):
+    text = body(exps["phrase"], vlcam.recipes()["blip2-itm"].recipe)
+    assert "cross-attention probabilities, learned queries on image" in text
+    assert "of all learned queries" in text
+
+
+def test_what_was_done_to_pixels_is_stated_whole():
+    steps = [
+        {"step": "exif_rotation", "orientation": 6},
+        {"step": "convert", "from": "RGBA", "to": "RGB", "alpha": "dropped"},
+        {"step": "convert", "from": "I;16", "to": "RGB", "divided_by": 257},
+    ]
+    assert facts.steps({"steps": steps}) == [
+        "turned upright to that size (EXIF orientation 6)",
+        "converted from RGBA to RGB (alpha dropped)",
+        "converted from I;16 to RGB (divided by 257)",
+    ]
 
 
 def test_a_map_without_evidence_says_so(exps):
@@ -396,7 +519,10 @@ def test_markdown_tables_have_three_cells(exps, name):
 
 
 def test_text_is_escaped_in_markdown_and_latex():
-    assert markdown.escape("a*b_[c]|<d>\n# &amp;") == r"a\*b\_\[c\]\|\<d\> \# &amp;amp;"
+    assert markup.in_markdown("100 $a$") == r"100 \$a\$"
+    assert fragment.escape("a--b ''c'' ?`d") == r"a-{}-b '{}'c'{}' ?\textasciigrave{}d"
+    assert fragment.escape("e\u0301 a\u200bb\ufeff") == "\u00e9 a\\allowbreak{}b"
+    assert markup.in_markdown("a*b_[c]|<d>\n# &amp;") == r"a\*b\_\[c\]\|\<d\> \# &amp;amp;"
     assert fragment.escape('50 % of "a_b" & \\c{d}') == r"50 \% of ``a\_b'' \& \textbackslash{}c\{d\}"
     assert fragment.escape("^~$#<|>") == (r"\textasciicircum{}\textasciitilde{}\$\#\textless{}\textbar{}\textgreater{}")
 
@@ -419,6 +545,41 @@ def test_the_latex_fragment_is_well_formed(exps, name):
     assert "% @" in text
 
 
+def test_what_nobody_sees_is_shown():
+    assert markup.visible("a\n\tb\0c\x1b\udce9\u202ed") == r"a b\x00c\x1b\udce9\u202ed"
+    assert markup.visible("שלום e\u0301 \u200d") == "שלום e\u0301 \u200d"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.png", b"two\nlines.png", b'a "$b_c" {d} % & #.png'])
+def test_any_name_of_a_file_can_be_reported(scene, tmp_path, name):
+    file = tmp_path / os.fsdecode(name)
+    try:
+        scene.image.save(file)
+    except OSError:
+        pytest.skip("the file system has no such names")
+    exp = vlcam.load("tiny-vit").explain(file)
+    report = exp.report()
+    assert "\n" not in report.paragraph
+    for ending in ENDINGS:
+        report.save(tmp_path / f"report{ending}")
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == report.to_dict()
+    again = vlcam.open(exp.save(tmp_path / "saved.png"))
+    assert again.provenance["image"]["name"] == file.name
+    assert again.report().to_dict() == report.to_dict()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on the path")
+@pytest.mark.parametrize("text", [HOSTILE, "\0a -- b `c` ''d'' <<e>> e\u0301 \u200b\u202e"])
+def test_pdflatex_sets_the_fragment(scene, tmp_path, text):
+    vlcam.load("tiny-blip-itm").explain(scene.image, f"{text} red").report().save(tmp_path / "report.tex")
+    packages = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{amsmath}"
+    (tmp_path / "page.tex").write_text(rf"{packages}\begin{{document}}\input{{report}}\end{{document}}")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-1500:]
+    assert (tmp_path / "page.pdf").is_file()
+
+
 def test_saving_by_ending(exps, tmp_path):
     report = exps["class"].report()
     for ending, form in ENDINGS.items():
@@ -429,7 +590,7 @@ def test_saving_by_ending(exps, tmp_path):
         assert report.save(path, overwrite=True) == path
     with pytest.raises(vlcam.FileError, match=r"\.html, \.json, \.md, \.tex"):
         report.save(tmp_path / "report.pdf")
-    with pytest.raises(vlcam.FileError, match="cannot be written"):
+    with pytest.raises(vlcam.FileError, match=r"the folder .* does not exist"):
         report.save(tmp_path / "nowhere" / "report.md")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(ENDINGS)
 
@@ -441,6 +602,28 @@ def test_a_saved_file_alone_gives_the_same_report(exps, tmp_path, name, embed):
     assert again.to_dict() == exps[name].report().to_dict()
     assert again.to_latex() == exps[name].report().to_latex()
     assert ('id="photograph"' in again.to_html()) == embed
+
+
+SAVED = sorted((Path(__file__).parent / "saved").glob("*.png"))
+
+
+@pytest.mark.parametrize("file", SAVED, ids=lambda file: file.stem)
+def test_files_of_older_releases_are_reported_without_what_they_do_not_record(file):
+    exp = vlcam.open(file)
+    report = exp.report()
+    assert all(getattr(report, form)() for form in ENDINGS.values())
+    for place in {place for row in report.checklist for place in row.source.split(", ")}:
+        if place.startswith("provenance."):
+            at(exp.record(), place)
+    assert ("; module" in stated(exp, "of which blocks")) == ("modules" in exp.provenance["run"])
+
+
+def test_how_often_a_model_was_asked_is_not_invented(scene):
+    exp = vlcam.load("tiny-vit").explain(scene.image, recipe="torchcam-scorecam")
+    assert "the model was asked again 96 times." in exp.report().paragraph
+    run = {key: value for key, value in exp.provenance["run"].items() if key != "asked"}
+    older = dataclasses.replace(exp, provenance={**exp.provenance, "run": run})
+    assert "the model was asked again. " in older.report().paragraph
 
 
 # The page
@@ -528,6 +711,12 @@ def test_what_the_model_did_not_see_is_striped(exps):
     assert "what it did not see is striped" in page
 
 
+def test_the_score_of_other_attention_is_not_that_of_the_model(scene, exps):
+    exp = vlcam.load("tiny-vit").explain(scene.image, recipe="grad-eclip-as-coded")
+    assert 'class="explained"' not in exp.report().to_html()
+    assert 'class="explained"' in exps["class"].report().to_html()
+
+
 def test_a_map_without_evidence_is_no_picture(exps):
     exp = exps["class"]
     empty = dataclasses.replace(exp, status="no positive evidence", tokens=np.zeros((8, 8), np.float32))
@@ -592,6 +781,7 @@ def test_the_command_refuses(run, exps, tmp_path, scene):
     for more, code, words in (
         (("--format", "pdf"), 2, "choose from html, json, md, tex"),
         (("--format", "md"), 2, "--out names one file, which ends in .html"),
+        (("--out", tmp_path / "page.pdf"), 1, "a report is saved as .html, .json, .md, .tex"),
         (("--image", file), 1, "another image"),
     ):
         found, out, err = run("report", file, "--out", page, *more)

@@ -49,6 +49,7 @@ def exps(scene, tmp_path_factory):
         "crop": dataclasses.replace(one, placement=dataclasses.replace(one.placement, box=(32.0, 0.0, 224.0, 192.0))),
         "empty": dataclasses.replace(one, status="constant", tokens=np.ones((8, 8), np.float32)),
         "text": clip.explain(scene.image, scene.caption, "chefer-clip-text"),
+        "tall": vit.explain(scene.image.resize((100, 300)), target="red star"),
         "hostile": blip.explain(scene.image, HOSTILE),
     }
 
@@ -295,3 +296,9 @@ def test_controls_and_pictures_have_names(opened):
     assert nameless == []
     identifiers = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(identifiers) == len(set(identifiers))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_an_image_keeps_its_proportions(opened, width):
+    area = opened("tall", viewport={"width": width, "height": 500}).locator("#stage").bounding_box()
+    assert area["height"] / area["width"] == pytest.approx(3, rel=0.01)

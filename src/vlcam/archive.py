@@ -29,7 +29,7 @@ from vlcam.errors import FileError, InputError
 from vlcam.filekind import foreign
 from vlcam.images import open_image, pixels_sha256
 
-__all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write"]
+__all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write", "write_text"]
 
 SCHEMA = 2
 """Version of the file; what 1 wrote is read too. There the digest is over the content, and not over its bytes."""
@@ -84,7 +84,20 @@ def write(path: Path, picture: Image.Image, payload: Payload, *, overwrite: bool
     """
     if path.suffix.lower() != ".png":
         raise FileError(f"{str(path)!r}: an explanation is saved as a PNG; give a name that ends in .png")
-    data = _insert(_png(picture), _encode(payload, pixels_sha256(picture.convert("RGB"))))
+    return _write(path, _insert(_png(picture), _encode(payload, pixels_sha256(picture.convert("RGB")))), overwrite)
+
+
+def write_text(path: Path, text: str, *, overwrite: bool) -> Path:
+    """Write text as UTF-8; the file appears whole or not at all. What UTF-8 does not hold becomes an escape.
+
+    Raises:
+        FileError: the folder does not exist, the file does, or the system refuses.
+    """
+    # A name that was not UTF-8 on disk has such signs; within the strings of JSON their escape means them.
+    return _write(path, text.encode("utf-8", "backslashreplace"), overwrite)
+
+
+def _write(path: Path, data: bytes, overwrite: bool) -> Path:
     try:
         _place(data, path, overwrite=overwrite)
     except FileExistsError:
@@ -129,7 +142,7 @@ def _place(data: bytes, path: Path, *, overwrite: bool) -> None:
         raise FileError(f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if not overwrite and path.exists():
         raise FileExistsError
-    temporary = path.with_name(f".{uuid4().hex}.png")
+    temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
     try:
         with temporary.open("xb") as file:  # a file that is opened anew has the permissions of the umask
             file.write(data)
@@ -176,6 +189,7 @@ def _encode(payload: Payload, picture: str) -> bytes:
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = {"digest": _BLANK, "schema": SCHEMA, "picture": picture, "record": payload.record}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    text = text.encode("utf-8", "backslashreplace").decode()  # see `write_text`
     # One key only: safetensors writes several in random order.
     body = save_tensors(arrays, {"vlcam": text})
     return body.replace(_BLANK.encode(), _digest(body).encode(), 1)

@@ -152,7 +152,8 @@ _HOW = {
 
 def tensor(recipe: Recipe) -> str:
     """The tensor that is read, in words."""
-    return _SITES[recipe.site]
+    rows = "learned queries on image" if recipe.stream == "pooler" else "text on image"
+    return _SITES[recipe.site].replace("text on image", rows)
 
 
 def scored(recipe: Recipe) -> str:
@@ -219,7 +220,7 @@ def describe(recipe: Recipe) -> str:
         lines += ["", group]
         for field, value in fields.items():
             shown = (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
-            meaning = _SITES[value] if field == "site" else _FIELDS[field]
+            meaning = tensor(recipe) if field == "site" else _FIELDS[field]
             lines.append(f"  {field:<16} {shown:<27} {meaning}")
     return "\n".join([*lines, "", "formula", *(f"  {line}" for line in formula(recipe).splitlines())])
 

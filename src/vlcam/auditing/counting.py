@@ -13,6 +13,8 @@ from vlcam.choices import GROUPS
 
 __all__ = ["FieldCount", "GroupCount", "Part", "adaptations", "count_fields", "count_groups", "part", "parts_by"]
 
+_NOT_GIVEN = "not given"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -146,9 +148,9 @@ def parts_by(papers: Sequence[Paper], column: str, recipes: Mapping[str, int]) -
     """
     named: dict[str, list[Paper]] = {}
     for paper in papers:
-        named.setdefault(paper.about[column], []).append(paper)
-    order = sorted(named, key=lambda name: (not name, name.casefold()))
-    return tuple(part(name or "not given", named[name], recipes) for name in order)
+        named.setdefault(paper.about[column] or _NOT_GIVEN, []).append(paper)
+    order = sorted(named, key=lambda name: (name == _NOT_GIVEN, name.casefold()))
+    return tuple(part(name, named[name], recipes) for name in order)
 
 
 def count_fields(papers: Sequence[Paper]) -> tuple[FieldCount, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlcam.archive import write_text
 from vlcam.auditing import tables
 from vlcam.auditing.counting import FieldCount, GroupCount, Part
 from vlcam.auditing.opening import Opening, Spread
@@ -106,14 +107,7 @@ class Audit:
         if file.suffix.lower() != ".json":
             raise FileError(f"{str(file)!r}: an audit is saved as JSON; give a name that ends in .json")
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            with file.open("w" if overwrite else "x", encoding="utf-8") as opened:
-                opened.write(text)
-        except FileExistsError:
-            raise FileError(f"{str(file)!r} exists already; choose another name or pass overwrite=True") from None
-        except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
-            raise FileError(f"{str(file)!r}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-        return file
+        return write_text(file, text, overwrite=overwrite)
 
     def figure(self, title: str = "") -> Figure:
         """What is stated, by field; how adaptations are backed; how many recipes are left open.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vlcam.auditing.counting import Part
 from vlcam.auditing.opening import Spread
 from vlcam.auditing.schema import BASES
+from vlcam.markup import in_markdown
 
 if TYPE_CHECKING:
     from vlcam.auditing.result import Audit
@@ -84,7 +84,7 @@ def markdown(audit: Audit) -> str:
     total = audit.whole.papers
     basis = [(f"`{name}`", BASES[name], share(n, total)) for name, n in audit.whole.basis.items()]
     parts = [
-        f"# Audit of {_plain(audit.source)}",
+        f"# Audit of {in_markdown(audit.source)}",
         f"{_papers(total)}, {len(audit.adaptations)} distinct peer-reviewed adaptations.",
         _table(("basis", "the paper ...", "papers"), basis),
         "## Fields of the checklist",
@@ -96,7 +96,7 @@ def markdown(audit: Audit) -> str:
         parts += [f"## {heading}", _parts(those)]
     parts += ["## Recipes left open", *_recipes(audit)]
     if audit.notes:
-        parts += ["## Notes", "\n".join(f"- {_plain(note)}" for note in audit.notes)]
+        parts += ["## Notes", "\n".join(f"- {in_markdown(note)}" for note in audit.notes)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -125,7 +125,7 @@ def _group_lines(audit: Audit) -> list[Sequence[str]]:
 def _parts(parts: Iterable[Part]) -> str:
     lines = [
         (
-            _plain(each.name),
+            in_markdown(each.name),
             f"{each.papers}",
             *(f"{n}" for n in each.basis.values()),
             percent(each.stated),
@@ -138,7 +138,13 @@ def _parts(parts: Iterable[Part]) -> str:
 
 def _recipes(audit: Audit) -> list[str]:
     lines = [
-        (_plain(row.key), row.model, count(row.recipes), f"{len(row.open)}", f"`{row.best}`" if row.best else "")
+        (
+            in_markdown(row.key),
+            in_markdown(row.model),
+            count(row.recipes),
+            f"{len(row.open)}",
+            f"`{row.best}`" if row.best else "",
+        )
         for row in audit.rows
     ]
     listed = _table(("paper", "counted on", "recipes", "open fields", "field that would narrow most"), lines)
@@ -146,7 +152,8 @@ def _recipes(audit: Audit) -> list[str]:
         return [listed]
     best = [(f"`{name}`", percent(left)) for name, left in _best(audit)]
     narrowed = _table(("field", "recipes left if it were stated, mean over papers"), best)
-    return [f"{_spread(audit.spread)}.".capitalize(), narrowed, listed]
+    spread = in_markdown(_spread(audit.spread))
+    return [f"{spread[0].upper()}{spread[1:]}.", narrowed, listed]
 
 
 def rows_csv(audit: Audit) -> str:
@@ -165,8 +172,3 @@ def rows_csv(audit: Audit) -> str:
 def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def _plain(text: str) -> str:
-    """Text as it stands: no sign of it means anything in Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

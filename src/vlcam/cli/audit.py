@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import vlcam
-from vlcam.archive import make_folder
+from vlcam.archive import make_folder, write_text
 from vlcam.auditing import Audit, empty_table
 from vlcam.cli import options
 from vlcam.cli.base import emit, people, refuse_existing
@@ -39,10 +39,11 @@ def audit(
         raise InputError("no file: name a CSV file with a row per paper; vlcam audit --template makes one")
     files = _files(file, out)
     refuse_existing(files, overwrite=overwrite)
+    if out is not None:
+        make_folder(out)
     found = vlcam.audit(file, model)
     people.print(str(found))
     if out is not None:
-        make_folder(out)
         files = _write(found, files)
         for kind, path in files.items():
             people.print(f"  {kind}: {path}")
@@ -58,12 +59,12 @@ def _files(file: Path, out: Path | None) -> dict[str, Path]:
 def _write(found: Audit, files: dict[str, Path]) -> dict[str, Path]:
     """The files that were written: without matplotlib, all but the figure."""
     found.save(files["record"], overwrite=True)
+    write_text(files["tables"], found.to_markdown(), overwrite=True)
+    write_text(files["rows"], found.to_csv(), overwrite=True)
     try:
-        files["tables"].write_text(found.to_markdown(), encoding="utf-8")
-        files["rows"].write_text(found.to_csv(), encoding="utf-8")
         found.figure().savefig(files["figure"], dpi=130)
     except OSError as error:
-        raise FileError(f"{str(files['record'].parent)!r}: results cannot be written ({error})") from None
+        raise FileError(f"{str(files['figure'])!r}: cannot be written ({error.strerror})") from None
     except InputError as error:
         people.print(f"left out the figure: {error}", style="yellow")
         return {kind: path for kind, path in files.items() if kind != "figure"}
@@ -73,8 +74,5 @@ def _write(found: Audit, files: dict[str, Path]) -> dict[str, Path]:
 def _write_template(path: Path, *, overwrite: bool) -> None:
     refuse_existing({"template": path}, overwrite=overwrite)
     make_folder(path.parent)
-    try:
-        path.write_text(empty_table(), encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{str(path)!r}: cannot be written ({error.strerror})") from None
+    write_text(path, empty_table(), overwrite=overwrite)
     people.print(f"{path}: a column per field of the checklist, and a row to replace")

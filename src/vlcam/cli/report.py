@@ -10,7 +10,7 @@ import typer
 from vlcam.archive import make_folder
 from vlcam.cli import options
 from vlcam.cli.base import emit, people, refuse_existing
-from vlcam.errors import UnknownNameError, listing
+from vlcam.errors import FileError, UnknownNameError, listing
 from vlcam.explanation import Explanation
 from vlcam.reporting.report import ENDINGS
 
@@ -47,6 +47,11 @@ def _files(file: Path, out: Path, forms: list[str]) -> dict[str, Path]:
     unknown = [form for form in forms if form not in _FORMATS]
     if unknown:
         raise UnknownNameError(f"--format {listing(unknown)}: choose from {', '.join(_FORMATS)}")
+    if out.suffix[1:].isalpha() and out.suffix.lower() not in ENDINGS and not out.is_dir():
+        raise FileError(
+            f"{str(out)!r}: a report is saved as {', '.join(ENDINGS)}; give a name that ends so, or make the folder "
+            "of that name first"
+        )
     if out.suffix.lower() not in ENDINGS:
         return {form: out / f"{file.stem}-report.{form}" for form in dict.fromkeys(forms or ["html"])}
     form = out.suffix.lower().removeprefix(".")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vlcam import wording
+from vlcam.markup import visible
 from vlcam.reporting import facts
 from vlcam.reporting.facts import NOT_RECORDED
+from vlcam.reporting.older import completed
 from vlcam.reporting.source import source
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class Row:
 
 def checklist(exp: Explanation) -> tuple[Row, ...]:
     """Every item, in the order of the published checklist, then what a map depends on besides the recipe."""
-    return (
+    recorded, exp = exp.provenance, completed(exp)
+    rows = (
         *_recipe(exp),
         *_origin(exp),
         *_model(exp),
@@ -47,6 +50,22 @@ def checklist(exp: Explanation) -> tuple[Row, ...]:
         *_software(exp),
         *_unknown(exp),
     )
+    return tuple(replace(row, stated=visible(row.stated), source=_there(row.source, recorded)) for row in rows)
+
+
+def _there(source: str, recorded: Mapping[str, Any]) -> str:
+    """The places of a source without those that a record of an older release lacks."""
+    return ", ".join(place for place in source.split(", ") if _holds(recorded, place))
+
+
+def _holds(recorded: Mapping[str, Any], place: str) -> bool:
+    first, *keys = place.split(".")
+    found: Any = recorded if first == "provenance" else None
+    for key in keys if found is not None else ():
+        if not isinstance(found, Mapping) or key not in found:
+            return False
+        found = found[key]
+    return True
 
 
 def _recipe(exp: Explanation) -> Iterator[Row]:
@@ -109,7 +128,7 @@ def _model(exp: Explanation) -> Iterator[Row]:
     record, group = exp.provenance["model"], "model"
     library = record["library"]
     version = exp.provenance["versions"].get(library, "")
-    options = {name: value for name, value in record["options"].items() if value not in (None, False, [], "")}
+    options = {name: value for name, value in record["options"].items() if value not in (None, "", [])}
     at = "provenance.model."
     yield Row(group, "identifier", record["id"], f"{at}id")
     yield Row(
@@ -142,15 +161,18 @@ def _text(exp: Explanation) -> Iterator[Row]:
     if record is None:
         yield Row(group, "text", "the model takes none", "provenance.text")
         return
-    yield Row(group, "text", record["given"], "provenance.text.given")
+    written, at = (" (written by the model)", ", provenance.text.written") if record.get("written") else ("", "")
+    yield Row(group, "text", record["given"] + written, f"provenance.text.given{at}")
     if "whole" in record:
         yield Row(group, "text that the phrase is of", record["whole"], "provenance.text.whole")
     phrase = "the whole text" if run["phrase"] is None else run["phrase"]
     which = "" if run["occurrence"] is None else f" (occurrence {run['occurrence']})"
     yield Row(group, "phrase", phrase + which, "provenance.run.phrase, provenance.run.occurrence, provenance.run.span")
+    if "target_phrase" in run:
+        yield Row(group, "phrase that the score counts", run["target_phrase"]["phrase"], "provenance.run.target_phrase")
     yield Row(group, "tokens", f"{len(record['ids'])}: {' '.join(record['pieces'])}", "provenance.text.pieces")
     if run["against"]:
-        yield Row(group, "texts that it was compared with", "; ".join(run["against"]), "provenance.run.against")
+        yield Row(group, "other texts, for scores that compare", "; ".join(run["against"]), "provenance.run.against")
     answer = exp.provenance["answer"]
     if answer is not None:
         own = "the model's own" if answer["written"] else "as given"
@@ -192,7 +214,7 @@ def _software(exp: Explanation) -> Iterator[Row]:
 def _unknown(exp: Explanation) -> Iterator[Row]:
     """What a reader may ask and no record answers."""
     group = "beyond the record"
-    unknown: dict[str, Any] = {
+    unknown = {
         "how the model was trained, and on what": True,
         "where the image comes from, and its licence": True,
         "name of the image's file": exp.provenance["image"]["name"] in facts.WITHOUT_FILE,

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlcam.explanation import Explanation
+    from vlcam.recipe import Recipe
 
 __all__ = [
     "NOT_RECORDED",
     "WITHOUT_FILE",
     "blocks",
+    "compares",
     "dropped",
     "image_name",
     "listed",
@@ -93,6 +95,13 @@ def image_name(record: Mapping[str, Any]) -> str:
     return WITHOUT_FILE.get(record["name"], f"the image {record['name']}")
 
 
+def compares(recipe: Recipe) -> bool | None:
+    """Whether what is explained depends on the other texts of the call; None where that is the model's matter."""
+    if recipe.weighting == "surgery" or recipe.scale in ("margin", "difference", "finer"):
+        return True
+    return None if recipe.target == "custom" or recipe.scale.endswith("probability") else False
+
+
 def seen(exp: Explanation) -> str:
     """Which part of the original the model saw."""
     height, width = exp.placement.original
@@ -106,6 +115,14 @@ def seen(exp: Explanation) -> str:
 def steps(record: Mapping[str, Any]) -> list[str]:
     """What was done to the image, a phrase for each step in order, in the past tense."""
     return [_STEPS.get(step["step"], _step)(step) for step in record["steps"] if step["step"] != "processor"]
+
+
+def _convert(step: Mapping[str, Any]) -> str:
+    """Conversion to another mode, and what it took: alpha was dropped, values of 16 bits were divided."""
+    more = ", ".join(
+        f"{key.replace('_', ' ')} {value}" for key, value in step.items() if key not in ("step", "from", "to")
+    )
+    return f"converted from {step['from']} to {step['to']}" + (f" ({more})" if more else "")
 
 
 def _resize(step: Mapping[str, Any]) -> str:
@@ -140,8 +157,8 @@ def _step(step: Mapping[str, Any]) -> str:
 
 _STEPS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "first_picture": lambda step: f"taken as the first of {step['of']} pictures in the file",
-    "exif_rotation": lambda step: f"turned upright (EXIF orientation {step['orientation']})",
-    "convert": lambda step: f"converted from {step['from']} to {step['to']}",
+    "exif_rotation": lambda step: f"turned upright to that size (EXIF orientation {step['orientation']})",
+    "convert": _convert,
     "resize": _resize,
     "center_crop": _crop,
     "rescale": _rescale,

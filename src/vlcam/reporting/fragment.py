@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from itertools import groupby
 from typing import TYPE_CHECKING
+from unicodedata import normalize
+
+from vlcam.markup import visible
 
 if TYPE_CHECKING:
     from vlcam.reporting.checklist import Row
@@ -19,6 +22,9 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "\u200b": r"\allowbreak{}",
+    **dict.fromkeys("\u2060\ufeff", ""),  # without a width, and without a glyph in fonts of LaTeX
     **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }
 _LONG = 20  # signs without a blank beside which a narrow column has no room
@@ -27,8 +33,9 @@ _PART = re.compile(r"[0-9a-f]{8}|[^._/]+[._/]*|[._/]+")
 
 def escape(text: str) -> str:
     """Any text as LaTeX that prints it; straight quotes become typographic ones, line ends become blanks."""
-    spelt = "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))
-    return re.sub(r'(^|(?<=[\s(]))"', "``", spelt).replace('"', "''")
+    spelt = "".join(_SPECIAL.get(sign, sign) for sign in normalize("NFC", visible(text)))
+    apart = re.sub(r"([-',])(?=\1)", r"\1{}", spelt)  # two of these would be set as one sign
+    return re.sub(r'(^|(?<=[\s(]))"', "``", apart).replace('"', "''")
 
 
 def document(report: Report) -> str:

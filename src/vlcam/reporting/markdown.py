@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vlcam import wording
+from vlcam.markup import in_markdown
 
 if TYPE_CHECKING:
     from vlcam.reporting.report import Report
 
-__all__ = ["document", "escape"]
-
-_SIGNS = re.compile(r"([\\`*_{}\[\]<>|~#])")
-
-
-def escape(text: str) -> str:
-    """Any text as Markdown that shows it, in one line, also within a table."""
-    return _SIGNS.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
+__all__ = ["document"]
 
 
 def document(report: Report) -> str:
     """Paragraph, checklist, formula, scores and BibTeX."""
     exp = report.explanation
     parts = [
-        f"# {escape(exp.subject)}",
-        f"Recipe {escape(exp.recipe.name)} ({exp.recipe.fingerprint}), status {exp.status}.",
+        f"# {in_markdown(exp.subject)}",
+        f"Recipe {in_markdown(exp.recipe.name)} ({exp.recipe.fingerprint}), status {exp.status}.",
         "## Methods",
-        escape(report.paragraph),
+        in_markdown(report.paragraph),
         "## Checklist",
     ]
     for group, rows in groupby(report.checklist, lambda row: row.group):
-        lines = [f"| {escape(row.item)} | {escape(row.stated)} | {_places(row.source)} |" for row in rows]
+        lines = [f"| {in_markdown(row.item)} | {in_markdown(row.stated)} | {_places(row.source)} |" for row in rows]
         parts += [f"### {group}", "\n".join(["| item | stated | in the record |", "|---|---|---|", *lines])]
     parts += ["## Formula", f"```text\n{wording.formula(exp.recipe)}\n```"]
     if report.bibtex:

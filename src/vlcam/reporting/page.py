@@ -19,7 +19,9 @@ from markupsafe import Markup
 from vlcam import wording
 from vlcam.errors import EvidenceError
 from vlcam.maps import normalised
+from vlcam.markup import visible
 from vlcam.reporting import facts, pictures
+from vlcam.reporting.older import completed
 from vlcam.textpicture import words_html
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def page(report: Report) -> str:
     return _template().render(
         report=report,
         exp=exp,
-        run=exp.provenance["run"],
+        run=completed(exp).provenance["run"],
+        explained=_explained(exp),
         script=Markup(script),
         style=Markup(_file("report.css")),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -64,6 +67,7 @@ def page(report: Report) -> str:
         data=_data(exp, maps),
         record=json.dumps(exp.record(), indent=2, ensure_ascii=False),
         facts=facts,
+        visible=visible,
     )
 
 
@@ -120,6 +124,12 @@ def _coloured(exp: Explanation) -> Markup | None:
     values = normalised(exp.recipe, torch.tensor([word.score for word in words], device="cpu")).tolist()
     # The text as it was read, which is the phrase alone where that was encoded.
     return Markup(words_html(exp.provenance["text"]["given"], [word.span for word in words], values))
+
+
+def _explained(exp: Explanation) -> str:
+    """The score of the model that the map is of; empty where attention was another, and with it the score."""
+    edited = exp.recipe.attention in ("one_head", "identity") or exp.recipe.prompt == "in_place"
+    return "" if edited else exp.provenance["run"]["target"]
 
 
 def _reason(exp: Explanation) -> str:

@@ -2,94 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vlcam import wording
-from vlcam.choices import ATTENTION_SITES, takes_target
-from vlcam.reporting import facts
+from vlcam.markup import visible
+from vlcam.reporting import aggregation, facts
+from vlcam.reporting.older import completed
 from vlcam.reporting.source import source
 
 if TYPE_CHECKING:
     from vlcam.explanation import Explanation
+    from vlcam.recipe import Recipe
 
 __all__ = ["paragraph"]
 
-_SUMMED = "and the weighted channels were summed"
-_WEIGHTINGS = {
-    "gradcam": f"each channel was weighted by the mean of its gradient over {{pool}}, {_SUMMED}",
-    "gradcam++": f"each channel was weighted as in Grad-CAM++, from its gradient over {{pool}}, {_SUMMED}",
-    "xgradcam": f"each channel was weighted as in XGrad-CAM, from its gradient over {{pool}}, {_SUMMED}",
-    "layercam": "activation times the positive part of its gradient was summed over channels",
-    "hirescam": "activation times gradient was summed over channels",
-    "elementwise": "the positive part of activation times gradient was summed over channels",
-    "eigencam": "the first principal component of the activation over the patches was taken, its sign such that its "
-    "value of largest magnitude is positive",
-    "eigengradcam": "the first principal component of activation times gradient over the patches was taken, its sign "
-    "such that its value of largest magnitude is positive",
-    "scorecam": "each channel was weighted by the softmax over channels of the scores of the image masked by that "
-    f"channel, {_SUMMED}",
-    "ablationcam": "each channel was weighted by the relative drop of the score when that channel was set to zero, "
-    f"{_SUMMED}",
-    "reciprocam": "each token was given the score that is left when only its neighbourhood is kept",
-    "value*gradient": "the values that attention mixes were weighted by the gradient, at {pool}, of what the heads "
-    "make of them, and summed over channels",
-    "value*gradient*similarity": "the values that attention mixes were weighted by the gradient, at {pool}, of what "
-    "the heads make of them, and by the similarity of their keys with the query there, and summed over channels",
-    "similarity": "each token was given the cosine of its embedding with that of the text",
-    "surgery": "each token was given the cosine of its embedding with that of the text, less what all texts have in "
-    "common",
-    "none": "the activation was averaged over channels",
-    "attention": "the attention probabilities were taken as they are",
-    "gradient": "the gradient of the attention probabilities was taken alone",
-    "attention*gradient": "attention was multiplied by its gradient, element by element",
-    "sigmoid*gradient": "the sigmoid of the attention scores was multiplied by the gradient, element by element",
-    "head_weights": "the attention of each head was weighted by the mean of its gradient over {pool}",
-}
-_NEGATIVE = {
-    "none": "negative values were kept",
-    "gradient": "negative gradients were set to zero first",
-    "negative_gradient": "positive gradients were set to zero first",
-    "before_heads": "negative values were set to zero before heads were merged",
-    "after_heads": "negative values were set to zero after heads were merged",
-    "map": "negative values of the map were set to zero",
-}
-_HEADS = {
-    "mean": "heads were averaged",
-    "sum": "heads were summed",
-    "max": "the maximum over heads was taken",
-    "min": "the minimum over heads was taken",
-    "channels": "heads were taken for channels",
-}
-_LAYERS = {
-    "mean": "the maps of the blocks were averaged",
-    "sum": "the maps of the blocks were summed",
-    "max": "the maximum over the blocks was taken",
-    "shared": "the gradients of all blocks that read the tensor were added",
-    "rollout": "the matrices of the blocks, with the identity added and scaled by sums of rows, were multiplied, the "
-    "first block applied first",
-    "relevance": "starting from the identity, the matrix of each block times the relevance so far was added to that "
-    "relevance, from the first block to the last",
-    "transition": "the mean attention of each block was carried from the last block to the first, and the result was "
-    "weighted by the positive gradient of attention in the last block",
-    "headwise": "attention, its heads weighted by their gradient, was carried from the first block to the last, and "
-    "the result was weighted by the positive gradient of attention in the last block",
-    "tokenwise": "attention, its tokens weighted by the length of their values, was carried from the first block to "
-    "the last, and the result was weighted by the positive gradient of attention in the last block",
-}
 _PATHS = {
     "direct": " along residual connections and FFNs only, the inputs of attention being detached",
-    "block": ", each block being read at its own output by the final norm and head of the model",
-    "integrated": ", as the mean over 20 images from the mean colour to the image (integrated gradients)",
+    "block": ", the score being read from the output of each block in turn, {read}",
+    "integrated": ", as the mean over 20 images from the mean colour of the preprocessing to the image (integrated "
+    "gradients)",
 }
 _FORMS = {
-    "one_head": "From the first of these blocks on, attention was computed with one head of full width.",
+    "one_head": "{From} the first of these blocks{on}, attention was computed with one head of full width.",
     "identity": "In the last block every token was handed its own value in place of attention.",
-    "values": "Attention was read on a second path on which values attend to values.",
-}
-_COMPOSED = {
-    "pooler": "columns were carried on to the patches by the attention of the pooler",
-    "vision": "columns were carried on by the relevance of self-attention in the image tower",
+    "values": "On a second path, what attention of values with values gives in each of these blocks was added to the "
+    "input of the first, without FFNs, and its sum was embedded as the model embeds its last block.",
 }
 _PROMPTS = {
     "phrase": "; the phrase alone was encoded",
@@ -98,21 +36,15 @@ _PROMPTS = {
 _NORMALIZED = {
     "none": "was not scaled",
     "minmax": "was scaled to 0..1 by its minimum and maximum",
-    "max": "was divided by its maximum",
-    "sum": "was divided by its sum",
+    "max": "was divided by its largest magnitude",
+    "sum": "was divided by the sum of its magnitudes",
 }
 _UPSAMPLED = {"nearest": "by nearest neighbour", "bilinear": "bilinearly", "bicubic": "bicubically"}
-_TOKENS = {
-    "cls": "the class token",
-    "pooled": "the token from which the text is read",
-    "registers": "the register tokens",
-    "patches": "the patches",
-    "all": "all tokens",
-}
 
 
 def paragraph(exp: Explanation) -> str:
     """The paragraph, in one line of plain text."""
+    exp = completed(exp)
     sentences = (
         *_explained(exp),
         _model(exp),
@@ -125,31 +57,60 @@ def paragraph(exp: Explanation) -> str:
         *_origin(exp),
         _software(exp),
     )
-    return " ".join(filter(None, sentences))
+    return visible(" ".join(sentences))
 
 
 def _explained(exp: Explanation) -> Iterator[str]:
     run, recipe = exp.provenance["run"], exp.recipe
-    given = [facts.image_name(exp.provenance["image"])]
-    if exp.text is not None:
-        kind = "the question" if exp.provenance["answer"] else "the text"
-        given.append(f"{kind} {_quoted(exp.text)}")
+    given = [facts.image_name(exp.provenance["image"]), *_texts(exp)]
     pair = facts.listed(given)
     if recipe.target == "none":
         yield f"The map was made of {pair}; it depends on no score."
     elif recipe.target == "custom":
         yield f"The map explains a scalar given as a callable, {run['target']!r} (its code not recorded), for {pair}."
     else:
-        yield f"The map explains {wording.scored(recipe)}{_class(exp)} for {pair}{_PROMPTS.get(recipe.prompt, '')}."
-    if run["phrase"] is not None:
-        which = "" if run["occurrence"] is None else f" (occurrence {run['occurrence']})"
-        yield f"It is the map of the phrase {_quoted(run['phrase'])}{which}."
-    if run["against"] and takes_target(recipe.weighting):
-        yield f"The text was compared with {facts.listed([_quoted(text) for text in run['against']])}."
+        prompt = "" if recipe.target == "caption" else _PROMPTS.get(recipe.prompt, "")
+        yield f"The map explains {wording.scored(recipe)}{_class(exp)} for {pair}{prompt}."
+    yield from _phrases(exp)
+    if run["against"]:
+        yield f"{_AGAINST[facts.compares(recipe)]} {facts.listed([_quoted(text) for text in run['against']])}."
     answer = exp.provenance["answer"]
     if answer is not None:
         whose = "which the model wrote itself" if answer["written"] else "which was given"
         yield f"The answer is {_quoted(answer['given'])}, {whose}."
+
+
+_AGAINST = {
+    True: "The text was compared with",
+    False: "The map does not depend on the other texts of the call,",
+    None: "The other texts, where the score takes them into account, are",
+}
+
+
+def _texts(exp: Explanation) -> Iterator[str]:
+    text = exp.provenance["text"]
+    if text is None:
+        return
+    kind = "the question" if exp.provenance["answer"] else "the text"
+    whole = f" of the text {_quoted(text['whole'])}" if "whole" in text else ""
+    yield f"{kind} {_quoted(text['given'])}{whole}" + (", which the model wrote itself" if text.get("written") else "")
+
+
+def _phrases(exp: Explanation) -> Iterator[str]:
+    """Which words the score counts, and which the map is of."""
+    run, recipe = exp.provenance["run"], exp.recipe
+    if recipe.target == "caption" and recipe.prompt == "phrase":
+        counted = run.get("target_phrase", run)
+        yield f"Of its tokens only those of the phrase {_named(counted)} count in that score."
+        if recipe.queries != "phrase":
+            return
+    if run["phrase"] is not None:
+        yield f"It is the map of the phrase {_named(run)}."
+
+
+def _named(phrase: Mapping[str, Any]) -> str:
+    which = "" if phrase["occurrence"] is None else f" (occurrence {phrase['occurrence']})"
+    return f"{_quoted(phrase['phrase'])}{which}"
 
 
 def _class(exp: Explanation) -> str:
@@ -188,53 +149,43 @@ def _tensor(exp: Explanation) -> Iterator[str]:
     named = ", ".join(filter(None, [where, facts.modules(run)]))
     yield f"The tensor that was read is {recipe.site}, the {wording.tensor(recipe)}, {named}."
     if recipe.attention != "own":
-        yield _FORMS[recipe.attention]
+        behind = recipe.site == "F6"
+        yield _FORMS[recipe.attention].format(From="Behind" if behind else "From", on="" if behind else " on")
     if run["windows"] is not None:
         yield (
             f"Attention is within windows of {facts.size(run['windows']['size'])} tokens, shifted by "
-            f"{facts.size(run['windows']['shift'])}."
+            f"{facts.size(run['windows']['shift'])}{' in the first of these blocks' if len(run['layers']) > 1 else ''}."
         )
+    if run["together_with"]:
+        others = (f"{stream} blocks {facts.numbers(blocks)}" for stream, blocks in run["together_with"].items())
+        yield f"Self-attention of {facts.listed(list(others))} was read with it."
+    yield _differentiated(exp)
+
+
+def _differentiated(exp: Explanation) -> str:
+    recipe = exp.recipe
     if recipe.needs_gradient:
-        yield f"The gradient of that score was taken with respect to it{_PATHS.get(recipe.gradient_path, '')}."
-    elif recipe.asks:
-        yield f"No gradient was taken; the model was asked again {run['asked']} times."
-    else:
-        yield "No gradient was taken."
+        scores = "scores_gradient" in recipe.departures
+        what = "the scores that its softmax takes" if scores else "it"
+        return f"The gradient of that score was taken with respect to {what}{_path(recipe)}."
+    asked = exp.provenance["run"]["asked"]
+    times = f" {asked} times" if asked else ""
+    return "No gradient was taken" + (f"; the model was asked again{times}." if recipe.asks else ".")
+
+
+def _path(recipe: Recipe) -> str:
+    read = "by the final norm and the head of the model, from the mean of all tokens, or by its pooler where it has one"
+    if recipe.stream == "pooler":
+        norm = "without" if "bare_pooler" in recipe.departures else "behind"
+        read = f"by the pooler of the model, {norm} the final norm"
+    return _PATHS.get(recipe.gradient_path, "").format(read=read)
 
 
 def _aggregation(exp: Explanation) -> Iterator[str]:
-    recipe = exp.recipe
-    parts = [_WEIGHTINGS[recipe.weighting].format(pool=_TOKENS.get(recipe.gradient_tokens, ""))]
-    if takes_target(recipe.weighting) and recipe.weighting != "elementwise":
-        parts.append(_NEGATIVE[recipe.relu])
-    if recipe.heads != "none":
-        parts.append(_HEADS[recipe.heads])
-    if recipe.discard:
-        parts.append(f"the smallest {recipe.discard:.0%} of the entries of each block were set to zero")
-    if recipe.layer_rule != "single":
-        parts.append(_LAYERS[recipe.layer_rule])
-    yield _sentence("; ".join(parts))
-    if recipe.site in ATTENTION_SITES and recipe.queries != "none":
-        yield _rows(exp)
-    if recipe.compose != "none":
-        yield _sentence(_COMPOSED[recipe.compose])
-    if recipe.departures:
-        yield f"As in published code, the computation departs from the formula in {facts.listed(recipe.departures)}."
-
-
-def _rows(exp: Explanation) -> str:
-    recipe, rows = exp.recipe, exp.provenance["run"]["rows"]
-    axis = "rows (queries)" if recipe.map_axis == "keys" else "columns (keys)"
-    indices = f" ({facts.numbers(rows)})" if rows else ""
-    told = "; a token of the caption is told by the row before it" if recipe.target == "caption" else ""
-    return f"The map is the mean over the {axis} of {_queried(exp)}{indices}{told}."
-
-
-def _queried(exp: Explanation) -> str:
-    queries = exp.recipe.queries
-    if not isinstance(queries, str):
-        return "the given tokens"
-    return "the tokens of the phrase" if queries == "phrase" else _TOKENS[queries]
+    yield _sentence("; ".join(aggregation.steps(exp)))
+    departures = aggregation.departures(exp)
+    if departures:
+        yield f"As in published code, the computation departs from the formula: {'; '.join(departures)}."
 
 
 def _left_out(exp: Explanation) -> Iterator[str]:
@@ -259,9 +210,17 @@ def _reconstruction(exp: Explanation) -> str:
 def _found(exp: Explanation) -> Iterator[str]:
     run = exp.provenance["run"]
     if run["target_value"] is not None:
-        yield f"The explained score is {run['target']} = {facts.number(run['target_value'])}."
+        yield f"The explained score is {run['target']} = {facts.number(run['target_value'])}{_how(exp)}."
     if exp.status != "ok":
         yield f"The map has nothing to show: its status is {_quoted(exp.status)}."
+
+
+def _how(exp: Explanation) -> str:
+    """How the explained score differs from the one that the model gives; empty where it does not."""
+    blocks = exp.provenance["run"]["block_values"]
+    if blocks:
+        return f"; read from the blocks it is {facts.listed([facts.number(value) for value in blocks])}"
+    return ", with attention computed as said" if exp.recipe.attention in ("one_head", "identity") else ""
 
 
 def _origin(exp: Explanation) -> Iterator[str]:
@@ -289,4 +248,4 @@ def _closed(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f'"{" ".join(text.split())}"'
+    return f'"{visible(text)}"'

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlcam import wording
+from vlcam.archive import write_text
 from vlcam.errors import FileError
 from vlcam.reporting import fragment, latex, markdown
 from vlcam.reporting.checklist import Row, checklist
@@ -125,13 +126,4 @@ class Report:
             raise FileError(
                 f"{str(target)!r}: a report is saved as {', '.join(ENDINGS)}; give a name that ends in one of them"
             )
-        text = getattr(self, form)()
-        try:
-            with target.open("w" if overwrite else "x", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-        except FileExistsError:
-            raise FileError(f"{str(target)!r} exists already; choose another name or pass overwrite=True") from None
-        except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
-            reason = getattr(error, "strerror", None) or error
-            raise FileError(f"{str(target)!r}: cannot be written ({reason})") from None
-        return target
+        return write_text(target, getattr(self, form)(), overwrite=overwrite)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vlcam.bibtex import bibtex
 from vlcam.catalogue import recipes
 from vlcam.reporting.facts import shown
+from vlcam.reporting.older import completed
 
 if TYPE_CHECKING:
     from vlcam.entry import Entry
@@ -44,7 +45,7 @@ def source(exp: Explanation) -> Source:
     entry = recipes().get(exp.recipe.name)
     if entry is None:
         return Source(None, ())
-    run = exp.provenance["run"]
+    run = completed(exp).provenance["run"]
     reasons = {
         "layers": run["fitted"]["layers"],
         "target": run["fitted"]["target"],
