@@ -544,6 +544,7 @@ def test_a_recipe_of_the_other_kind_is_refused(writer, answerer):
     [
         ({}, "no question was given"),
         ({"text": [QUESTIONS[0], " "]}, "the text is empty"),
+        ({"text": QUESTIONS[0], "answer": "r\ud800d"}, "character 1 is half of a pair"),
         ({"text": QUESTIONS[0], "answer": " "}, "an answer is empty"),
         ({"text": QUESTIONS[0], "answer": ["red", 2]}, "a text of type int"),
         ({"text": QUESTIONS[0], "answer": ["red", "blue"]}, "2 answers for 1 pairs: give one, or one for each"),

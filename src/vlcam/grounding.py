@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vlcam import archive
 from vlcam.boxes import RULE, Box, Component, area, largest_component
 from vlcam.errors import FileError, InputError, UnknownNameError, listing
 from vlcam.evidence import Status
@@ -284,14 +285,7 @@ class Grounding:
         if file.suffix.lower() != ".json":
             raise FileError(f"{str(file)!r}: a grounding is saved as JSON; give a name that ends in .json")
         text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            with file.open("w" if overwrite else "x", encoding="utf-8") as opened:
-                opened.write(text)
-        except FileExistsError:
-            raise FileError(f"{str(file)!r} exists already; choose another name or pass overwrite=True") from None
-        except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
-            raise FileError(f"{str(file)!r}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-        return file
+        return archive.write_text(file, text, overwrite=overwrite)
 
     def drawn(self, *, side: int = SIDE) -> Image.Image:
         """The image with a numbered box and a point at the peak of every phrase; phrases and scores stand below.

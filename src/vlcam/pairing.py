@@ -263,7 +263,19 @@ def _strings(text: Any, *, blank: bool = False) -> tuple[list[str], bool]:
             raise InputError(f"a text of type {type(item).__name__}: give a string, or a list of strings")
         if not item.strip() and not blank:
             raise InputError(f"the text is empty ({item!r}); give at least one word")
+        _check_encodable(item)
     return given, many
+
+
+def _check_encodable(text: str) -> None:
+    """Refuse what no tokenizer can read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text {text!r} is no Unicode text: character {error.start} is half of a pair, as in text read "
+            "with another encoding than it was written in; read it again, or leave the character out"
+        ) from None
 
 
 def _image_of(images: int, questions: int, kind: str) -> tuple[int, ...]:
