@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -230,10 +231,31 @@ def test_pairs_are_counted_by_blocks_as_in_one_table(count):
     assert found.pairs == len(pairs) == found.counts.sum()
     assert found.median == pytest.approx(np.median(pairs), abs=1e-4)
     assert found.minimum == pytest.approx(pairs.min(), abs=1e-6)
-    assert found.negative == pytest.approx((pairs < 0).mean(), abs=1e-6)
+    exact = spearmanr(maps.astype(np.float64), axis=1).statistic
+    exact = np.atleast_1d(exact)[np.triu_indices(count, 1)] if count > 2 else np.atleast_1d(exact)
+    assert found.negative == pytest.approx((exact < -1e-9).mean(), abs=1e-9)  # many are 0, and some of these round down
     for first, second in found.lowest:
         assert first < second
         assert float(ranks[first] @ ranks[second]) <= pairs.min() + 1.1e-4
+
+
+def test_cells_that_differ_by_little_keep_their_ranks():
+    """Between 0 and 1 next to one large cell, small ones would round to the same number."""
+    model = wrapped()
+    found = model.ambiguity(models.pixels(), None, NARROW.stating(site="F1", layers=1), target=1)
+    cells = found.shown[0].tokens.size
+    steep = np.exp(np.linspace(0, 60, cells)).astype(np.float32).reshape(found.grid)
+    members = [replace(found.shown[0], tokens=steep), replace(found.shown[1], tokens=-steep)]
+    made = replace(found, members=tuple(members))
+    assert len(np.unique(made.scaled[1])) < cells / 2
+    assert made.correlations.minimum == pytest.approx(-1, abs=1e-6)
+    np.testing.assert_allclose(made.rank_correlations, [[1, -1], [-1, 1]], atol=1e-6)
+
+
+def test_the_median_is_not_below_the_minimum():
+    ranks = statistics.unit_ranks(np.tile(np.arange(12, dtype=np.float32), (2, 1)))
+    found = statistics.correlations(ranks)
+    assert found.minimum <= found.median == pytest.approx(1, abs=1e-6)
 
 
 def test_many_equal_maps_are_no_trouble():
@@ -286,6 +308,18 @@ def test_a_field_alone_is_the_mean_over_pairs_that_differ_in_nothing_else(narrow
             assert share.alone == pytest.approx(np.mean(found), abs=1e-5)
             checked += 1
     assert checked >= 4
+
+
+def test_what_is_left_on_average_is_what_the_share_leaves(narrow):
+    maps = narrow.scaled.reshape(len(narrow.shown), -1).astype(np.float64)
+    whole = maps.var(0).sum()
+    for share in narrow.shares:
+        labels = [getattr(member.recipe, share.field) for member in narrow.shown]
+        for value, left in share.left.items():
+            own = maps[[label == value for label in labels]]
+            assert left == pytest.approx(own.var(0).sum() / whole, rel=1e-5, abs=1e-9)
+        assert np.mean([share.left[label] for label in labels]) == pytest.approx(1 - share.share, rel=1e-5)
+        assert set(share.left) == set(labels)
 
 
 def test_groups_that_explain_all_or_nothing():
@@ -356,6 +390,29 @@ def test_what_remains_after_stating_a_field_is_what_was_said(vit, last):
             assert len(fitting_recipes(vit, last.after(**{share.field: value}))) == count
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_nothing_moves_the_map_nothing_is_advised(vit, scene):
+    one = vlcam.Description.of(vlcam.recipes()["lavis-itm"].recipe).stating(
+        name="heads", site="F2", stream="vision", target="class", queries="cls", layers="last", exclude=[["cls"]],
+        heads=["mean", "sum"], weighting="attention*gradient",
+    )  # fmt: skip
+    found = vit.ambiguity(scene.image, description=one)  # four heads: adding them is four times their mean, exactly
+    assert (len(found.shown), found.distinct) == (2, 1)
+    assert found.advice is None
+    assert found.sentence == "What is left open does not move this map."
+    pytest.importorskip("matplotlib")
+    assert found._repr_png_().startswith(b"\x89PNG")
+
+
+def test_without_two_maps_no_field_has_a_share(vit, scene):
+    last = vlcam.descriptions()["gradcam-vit-last-layer"].description
+    found = vit.ambiguity(scene.image, description=last.stating(site="F6", gradient_tokens="patches"))
+    assert found.statuses == {"zero gradient": len(found)}
+    assert found.sentence.startswith("No two of the recipes have a map")
+    assert "share of the variance" not in str(found)
+    assert {share["share"] for share in found.to_dict()["shares"]} == {None}
+
+
 def test_stating_what_no_member_has_is_refused(last):
     with pytest.raises(vlcam.RecipeError, match="weighting='layercam': no member has it; there are"):
         last.after(weighting="layercam")
@@ -387,6 +444,22 @@ def test_heatmaps_of_each_token_map_are_counted(vit, scene):
         assert (len(found), found.variants) == (1, variants)
 
 
+# What is not varied
+
+
+def test_what_is_held_is_said_everywhere(last):
+    assert {"attention", "departures", "discard", "gradient_path", "upsample", "normalize"} <= set(last.held)
+    assert not set(last.held) & set(last.description.stated)
+    record, printed = last.to_dict(), str(last)
+    assert record["held"] == last.held
+    for field, words in last.held.items():
+        assert f"{field} {words}" in printed
+    assert f"stated: {last.description.in_short}" in printed
+    assert vlcam.Description.of(last.members[0].recipe).stating(name="one").open == ()
+    for member in last.members:
+        assert (member.recipe.attention, member.recipe.discard, member.recipe.departures) == ("own", 0.0, ())
+
+
 # What is refused
 
 
@@ -408,6 +481,38 @@ def test_several_images_or_texts_are_refused(vit, scene):
         vit.ambiguity([scene.image, scene.image], None, NARROW)
     with pytest.raises(vlcam.InputError, match="one image with one text or class"):
         vit.ambiguity(scene.image, None, NARROW, target=[1, 2])
+
+
+def test_maps_over_the_image_and_over_words_are_not_compared(scene):
+    model = vlcam.load("tiny-clip")
+    stated = {"site": "F1", "weighting": "gradcam", "layers": "last", "scale": "cosine"}
+    with pytest.raises(vlcam.RecipeError, match="maps over the image and maps over words"):
+        model.ambiguity(scene.image, scene.caption, vlcam.Description(stream=["vision", "text"], **stated))
+    words = vlcam.Description(stream="text", **stated)
+    with pytest.raises(vlcam.RecipeError, match=r"over the words of different texts; state prompt='\.\.\.'"):
+        model.ambiguity(scene.image, scene.caption, words, phrase=scene.objects[0].phrase)
+
+
+def test_an_occurrence_of_no_phrase_is_refused(vit, scene):
+    with pytest.raises(vlcam.RecipeError, match="occurrence=2: there is no phrase"):
+        vit.ambiguity(scene.image, None, NARROW, occurrence=2)
+
+
+def test_an_explanation_of_a_model_or_an_image_that_has_changed_is_refused(tmp_path):
+    model, path = vlcam.load("tiny-vit"), tmp_path / "photo.png"
+    models.photo().save(path)
+    description = NARROW.stating(site="F1", layers=1, scale="logit")
+    found = model.ambiguity(path, None, description, target=1)
+    member = found.shown[0]
+    np.testing.assert_array_equal(member.explanation.tokens, member.tokens)
+    models.photo().transpose(0).save(path)
+    with pytest.raises(vlcam.EvidenceError, match="the image is not that of the maps any more"):
+        member.explanation  # noqa: B018
+    models.photo().save(path)
+    with torch.no_grad():
+        model.adapter.module.classifier.weight *= 2
+    with pytest.raises(vlcam.EvidenceError, match=r"the model is not that of the maps any more \(weights_sha256\)"):
+        member.explanation  # noqa: B018
 
 
 def test_too_many_maps_for_one_table(narrow, monkeypatch):
@@ -438,6 +543,50 @@ def test_a_target_of_ones_own(vit, scene):
     assert targets == {"custom", "none"}
     exp = vit.explain(scene.image, None, found.shown[0].recipe, target=lambda z: z[:, 1] - z[:, 2])
     np.testing.assert_allclose(found.shown[0].tokens, exp.tokens, atol=1e-5 * np.abs(exp.tokens).max())
+
+
+def test_a_target_of_ones_own_for_one_of_several_equal_phrases(embedded, scene):
+    phrase = scene.objects[0].phrase
+    text = f"{phrase} and {phrase}"
+    description = vlcam.Description(site="CROSS", layers=0, weighting="attention*gradient", relu="none", heads="mean")
+    how = {"phrase": phrase, "target": lambda z: z[:, 1]}
+    one, two = (embedded.ambiguity(scene.image, text, description, occurrence=n, **how) for n in (1, 2))
+    assert (one.record["occurrence"], two.record["occurrence"]) == (1, 2)
+    assert np.abs(one.members[0].tokens - two.members[0].tokens).max() > 0
+    exp = embedded.explain(scene.image, text, two.members[0].recipe, occurrence=2, **how)
+    np.testing.assert_array_equal(two.members[0].tokens, exp.tokens)
+    assert one.record["custom"] == "test_a_target_of_ones_own_for_one_of_several_equal_phrases.<locals>.<lambda>"
+
+
+def test_only_scores_that_run_cross_attention_are_tried_there(embedded, scene):
+    found = embedded.ambiguity(scene.image, scene.caption, vlcam.Description(site="CROSS", layers=0, heads="mean"))
+    assert {member.recipe.target for member in found.members} == {"itm", "none"}
+    every = embedded.ambiguity(scene.image, scene.caption, vlcam.Description(site="F1", layers=0, weighting="gradcam"))
+    assert {member.recipe.target for member in every.members} == {"itm", "contrastive"}
+
+
+def test_maps_over_words(scene):
+    model = vlcam.load("tiny-clip")
+    description = vlcam.Description(stream="text", layers="last", scale="cosine", weighting=["gradcam", "hirescam"])
+    found = model.ambiguity(scene.image, scene.caption, description)
+    swept = model.sweep(scene.image, scene.caption, [member.recipe for member in found.members], empty="keep")
+    for member, exp in zip(found.members, swept, strict=True):
+        np.testing.assert_array_equal(member.tokens, exp.tokens)
+    assert found.of_text
+    assert found.mean.shape == found.grid == swept[0].tokens.shape
+    assert found.sentence.startswith("Add: ")
+    assert found.to_dict()["grid"] == list(found.grid)
+    with pytest.raises(vlcam.InputError, match="over the words of the text, which have no place on the image"):
+        found.figure()
+    assert found._repr_png_() is None
+
+
+def test_a_text_that_is_its_own_other_is_one_text(scene):
+    model = vlcam.load("tiny-clip")
+    description = vlcam.descriptions()["gradcam-clip"].description.stating(site="F1", layers="last", relu="map")
+    one = model.ambiguity(scene.image, "a red star", description, against=["a red star"])
+    assert one.comparing > 0
+    assert {member.recipe.scale for member in one.members} == {"cosine", "logit"}
 
 
 def test_one_text_leaves_out_what_compares_texts_and_counts_it(scene):
@@ -520,6 +669,9 @@ def test_the_figure_shows_image_mean_spread_extremes_shares_and_correlations(las
     pytest.importorskip("matplotlib")
     figure = last.figure()
     figure.canvas.draw()
+    below = figure.get_supxlabel()
+    for part in (last.sentence, last.description.in_short, "attention own; gradient_path full"):
+        assert "".join(part.split()) in "".join(below.split())
     titles = [ax.get_title() for ax in figure.findobj(lambda each: hasattr(each, "get_title"))]
     for part in ("image", "mean of", "standard deviation", "least alike, correlation", "share of the variance"):
         assert any(part in title for title in titles), part
@@ -586,11 +738,29 @@ def test_a_dry_run_counts_and_lists_without_an_image(run, tmp_path):
     assert dict(description.stated) == {"layers": ((0,), (1,)), "heads": ("mean",)}
 
 
+def test_a_dry_run_counts_what_the_run_would(run):
+    how = ("--model", "tiny-blip-itm", "--dry-run", "--json", "--state", "site=F1", "--state", "layers=0")
+    _, out, _ = run(*how, "--description", "gradcam-vit", "--open", "target")
+    _, narrower, _ = run(*how, "--description", "gradcam-vit", "--open", "target", "--target", "itm")
+    every, own = json.loads(out), json.loads(narrower)
+    assert {recipe["target"] for recipe in every["recipes"]} == {"itm", "contrastive"}
+    expected = [recipe["fingerprint"] for recipe in every["recipes"] if recipe["target"] == "itm"]
+    assert [recipe["fingerprint"] for recipe in own["recipes"]] == expected
+
+
+def test_a_dry_run_that_finds_nothing_says_why(run):
+    code, _, err = run("--model", "tiny-vit", "--dry-run", "--state", "queries=registers")
+    assert code == 0
+    assert "0 recipes of tiny-vit fit" in err
+    assert "some would without queries=registers" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--description", "nothing"), "no description 'nothing'; there are"),
         (("--description", "nothing.toml"), "no such file"),
+        (("--description", __file__), "give one that ends in .toml or .json"),
         (("--state", "layers"), "give FIELD=VALUE"),
         (("--state", "sight=F1"), "no field 'sight'"),
         (("--state", "heads=mean", "--open", "heads"), "give one of them"),

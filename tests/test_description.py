@@ -48,6 +48,10 @@ def test_a_field_is_given_as_one_value_or_as_several_and_all_others_are_open():
     assert vlcam.Description(name="other", site=["F1", "F4"], weighting="gradcam") == found
     assert len({found, vlcam.Description(site=["F1", "F4"], weighting="gradcam")}) == 1
     assert vlcam.Description(site="F1", heads=None) == vlcam.Description(site="F1")
+    turned = vlcam.Description(weighting="gradcam", site=["F4", "F1"])
+    assert turned == found
+    assert hash(turned) == hash(found)
+    assert turned != vlcam.Description(site="F1", weighting="gradcam")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,7 @@ def test_a_recipe_matches_where_it_has_a_stated_value():
     assert whole.open == ()
     assert whole.matches(recipe)
     assert not whole.matches(recipe.replace(relu="none"))
+    assert vlcam.Description.of(recipe.replace(name="")) == whole
 
 
 def test_stating_more_and_opening_again():
@@ -159,6 +164,20 @@ def test_presets_have_a_sentence_and_a_reason_for_what_they_state(preset):
     assert set(preset.reasons) <= set(FIELDS)
     assert "weighting" in preset.reasons
     assert len(preset.reasons) >= 5
+
+
+def test_a_preset_is_a_description_too(vit):
+    preset = vlcam.descriptions()["pytorch-grad-cam-default"]
+    assert fitting_recipes(vit, preset) == fitting_recipes(vit, preset.description)
+    image = models.photo()
+    assert vit.ambiguity(image, description=preset).description == preset.description
+
+
+def test_a_recipe_is_named_by_the_description_of_the_call(vit):
+    one = vlcam.descriptions()["pytorch-grad-cam-default"].description
+    for name in ("first", "second"):
+        (member,) = vit.ambiguity(models.photo(), description=one.stating(name=name)).members
+        assert member.recipe.name == name
 
 
 def test_an_unknown_name_lists_those_there_are(vit):

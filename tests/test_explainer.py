@@ -193,7 +193,7 @@ def test_the_last_vision_block_has_no_patch_gradient_for_the_contrastive_score(m
 
 
 def test_the_contrastive_score_does_not_reach_cross_attention(model, photo):
-    with pytest.raises(vlcam.CaptureError, match="CROSS of fusion block 1 was not reached"):
+    with pytest.raises(vlcam.RecipeError, match="pass does not run that stream, which belongs to 'itm'"):
         model.explain(photo, TEXT, target="contrastive", scale="cosine")
 
 

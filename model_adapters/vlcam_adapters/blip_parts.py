@@ -149,6 +149,7 @@ class BlipAdapter(ModelAdapter):
             text.num_attention_heads,
             f"{tokens}; keys of CROSS: [CLS], then {rows} x {columns} patches",
             trunk=False,
+            run_by=tuple(name for name in self.heads if name != "contrastive"),  # which reads text by itself
             tells_next=tells_next,
         )
         return {"vision": self.vision_stream(), "fusion": fusion}

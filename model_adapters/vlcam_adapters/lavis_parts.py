@@ -167,6 +167,7 @@ class LavisAdapter(ModelAdapter):
             text.config.num_attention_heads,
             f"{self.opening[0]}, word pieces, [SEP]; keys of CROSS: [CLS], then {rows} x {columns} patches",
             trunk=False,
+            run_by=tuple(name for name in self.heads if name != "contrastive"),  # which reads text by itself
         )
         return self.vision_stream(), fusion
 

@@ -36,7 +36,7 @@ from vlcam.targets import Target, resolve
 from vlcam.text import find_phrase, find_span
 
 if TYPE_CHECKING:
-    from vlcam.ambiguity import Ambiguity, Description
+    from vlcam.ambiguity import Ambiguity, Description, Preset
 
 __all__ = ["Explainer"]
 
@@ -184,7 +184,7 @@ class Explainer:
             except RecipeError:
                 if recipes is not None or phrase is None:  # by default, those that know phrases
                     raise
-        if recipes is None and against is None and _one_text(text):
+        if recipes is None and _one_text(text, against):
             jobs = [job for job in jobs if not job.target.compares]
         asking = Asking(batch, progress)
         how: dict[str, Any] = {"asking": asking, "empty": empty, "also": taps_of(self.adapter, tapped or {})}
@@ -194,7 +194,7 @@ class Explainer:
         self,
         image: Any,
         text: Any = None,
-        description: str | Description = "gradcam-vit",
+        description: str | Description | Preset = "gradcam-vit",
         *,
         target: Any = None,
         phrase: str | None = None,
@@ -211,7 +211,7 @@ class Explainer:
         Args:
             image: one image, as in `explain`.
             text: one text, for a model that takes text.
-            description: a description, or the name of one out of `vlcam.descriptions()`.
+            description: a description, or one out of `vlcam.descriptions()` or its name.
             target: as in `explain`; one class. A score or a scale that it names counts as stated.
             phrase: words of the text; of cross-attention their rows are read, and for a contrastive score they are
                 encoded alone or in their place.
@@ -225,13 +225,14 @@ class Explainer:
             The recipes with their maps, the spread of these, and what to state.
 
         Raises:
-            RecipeError: no recipe fits the description on this model; says what it states that does not.
+            RecipeError: no recipe fits the description on this model; says what it states that does not. Or it allows
+                maps over the image and over words, which have no cells in common.
             InputError: an image or text that cannot be explained, or several of them.
             UnknownNameError: a description or a class that does not exist.
         """
         from vlcam.ambiguity.measure import measured  # half a second of further imports
 
-        asked, one_text = self._asked(target), against is None and _one_text(text)
+        asked, one_text = self._asked(target), _one_text(text, against)
         given: dict[str, Any] = {"against": against, "answer": answer, "strict": strict}
         run = partial(self._explain, image, text, asked, asking=Asking(), empty="keep", **given)
         words: dict[str, Any] = {"phrase": phrase, "occurrence": occurrence}
@@ -499,8 +500,12 @@ def _of_place(explanation: Explanation, place: Place) -> Explanation:
     return replace(explanation, provenance={**record, "run": record["run"] | own})
 
 
-def _one_text(text: Any) -> bool:
-    return isinstance(text, str) or (isinstance(text, (list, tuple)) and len(set(text)) == 1)
+def _one_text(text: Any, against: Sequence[str] | str | None) -> bool:
+    """Whether there is one text, and no other that it could be compared with."""
+    if not isinstance(text, (str, list, tuple)):
+        return False
+    own, others = ([each] if isinstance(each, str) else each or () for each in (text, against))
+    return len({*own, *others}) == 1
 
 
 def _phrases(text: Any, job: Job) -> tuple[Any, tuple[str, ...]]:

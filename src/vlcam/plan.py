@@ -11,7 +11,7 @@ from vlcam.anatomy import HANDED, INPUT, KEYS, QUERIES, SCORES, VALUES, StreamAn
 from vlcam.catalogue import named
 from vlcam.choices import COMPARING, CONTRASTIVE, FLOWS, OF_VALUES, SCALES
 from vlcam.entry import Entry
-from vlcam.errors import RecipeError
+from vlcam.errors import RecipeError, listing
 from vlcam.readers import READERS, HeadKind
 from vlcam.recipe import Recipe
 from vlcam.targets import Custom, Region, Target, resolve
@@ -159,8 +159,8 @@ def plan(
     stream = adapter.anatomy.stream(chosen.stream)
     layers = counted(adapter, chosen.stream, chosen.gradient_path).indices(chosen.layers, chosen.site)
     target = resolve(chosen, adapter.heads, custom=custom, classes=classes, region=region)
-    if chosen.target == "none" and stream.run_by and target.head not in stream.run_by:
-        target = replace(target, head=stream.run_by[0])
+    if stream.run_by and target.head not in stream.run_by:
+        target = _run(target, chosen, stream)
     _check_windows(chosen, stream, adapter.prefix)
     _check_flow(chosen, stream)
     _check_form(chosen, stream, adapter)
@@ -169,6 +169,16 @@ def plan(
     _check_blocks(target, adapter)
     _check_tokens(chosen, adapter)
     return Job(chosen, layers, fitted, target, phrase, occurrence, *_around(chosen, layers, adapter))
+
+
+def _run(target: Target, chosen: Recipe, stream: StreamAnatomy) -> Target:
+    """For a recipe without a target, the score whose pass runs its stream."""
+    if chosen.target != "none":
+        raise RecipeError(
+            f"target={chosen.target!r} with stream={stream.name!r}: its pass does not run that stream, which belongs "
+            f"to {listing(stream.run_by)}"
+        )
+    return replace(target, head=stream.run_by[0])
 
 
 def _around(chosen: Recipe, layers: Sequence[int], adapter: ModelAdapter) -> tuple[tuple[Tap, ...], tuple[Tap, ...]]:

@@ -45,7 +45,8 @@ class Advice:
         """The sentence, then what it can be filled in with, and what remains."""
         parts = [f"{words}: {count}" for words, count in self.choices.values()]
         more = f"; {len(parts) - _LISTED} more values" if len(parts) > _LISTED else ""
-        return f"Add: “{self.sentence}” Recipes that remain with {'; '.join(parts[:_LISTED])}{more}."
+        remain = f"Recipes that remain with {'; '.join(parts[:_LISTED])}{more}."
+        return f"Add: “{self.sentence}” On average {self.share:.0%} of the variance goes with it. {remain}"
 
 
 def advice(share: Share) -> Advice:

@@ -13,7 +13,7 @@ from vlcam.choices import GROUPS
 from vlcam.errors import RecipeError, listing
 from vlcam.recipe import Recipe, in_form
 
-__all__ = ["FIELDS", "Description", "shown_values"]
+__all__ = ["FIELDS", "Description", "shown_value", "shown_values"]
 
 FIELDS = tuple(field for fields in GROUPS.values() for field in fields)
 """The choices of a recipe, in the order of the reporting checklist."""
@@ -59,12 +59,12 @@ class Description:
         object.__setattr__(self, "stated", MappingProxyType(values))
 
     def __eq__(self, other: object) -> bool:
-        """Whether another one states the same; names are not compared."""
-        return isinstance(other, Description) and dict(self.stated) == dict(other.stated)
+        """Whether another one states the same; names and the order of values are not compared."""
+        return isinstance(other, Description) and self._sets() == other._sets()
 
     def __hash__(self) -> int:
         """Of what is stated."""
-        return hash(tuple(self.stated.items()))
+        return hash(frozenset(self._sets().items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made from the values; a view on them has no copy."""
@@ -88,7 +88,7 @@ class Description:
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """The description that leaves nothing open: that of one recipe."""
-        return cls(name=recipe.name, **{field: [getattr(recipe, field)] for field in FIELDS})
+        return cls(name=recipe.name or "recipe", **{field: [getattr(recipe, field)] for field in FIELDS})
 
     def matches(self, recipe: Recipe) -> bool:
         """Whether a recipe has a stated value in every stated field.
@@ -180,10 +180,18 @@ class Description:
             raise RecipeError(f"not TOML: {error}") from None
         return cls.from_dict(values)
 
+    def _sets(self) -> dict[str, frozenset[Any]]:
+        return {field: frozenset(values) for field, values in self.stated.items()}
+
 
 def shown_values(values: tuple[Any, ...]) -> str:
     """Values for people, `or` between them."""
-    return " or ".join((", ".join(map(str, v)) or "none") if isinstance(v, tuple) else str(v) for v in values)
+    return " or ".join(map(shown_value, values))
+
+
+def shown_value(value: Any) -> str:
+    """A value for people, on one line."""
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _values(field: str, given: Any) -> tuple[Any, ...]:

@@ -17,12 +17,25 @@ from vlcam.recipe import values_of
 if TYPE_CHECKING:
     from vlcam.adapter import ModelAdapter
 
-__all__ = ["Domain"]
+__all__ = ["Domain", "held"]
 
 _USUAL: dict[str, tuple[Any, ...]] = {"attention": ("own",), "departures": ((),), "discard": (0.0,)}
 """What nobody means who does not say so."""
 _LAID = {"upsample": ("bilinear", "none"), "normalize": ("minmax",)}
 """How a token map becomes a heatmap, where it is not varied: the first value that fits."""
+_HELD = {
+    "stream": "all but text",
+    "layers": "each block alone, and all",
+    "attention": "own",
+    "gradient_path": "full, or none without a gradient",
+    "queries": "by name, not by number",
+    "weighting": f"all but {', '.join(ASKING)}",
+    "discard": "0",
+    "departures": "none",
+    "upsample": "bilinear",
+    "normalize": "minmax",
+}
+"""Fields of which not every value is tried where they are open, and what is, for people."""
 _NEEDS = {"cls": "cls", "registers": "register"}
 """Words for tokens that not every model has."""
 _EXCLUDABLE = {"register": "registers", "distillation": "distillation"}
@@ -162,3 +175,11 @@ class Domain:
         subsets = itertools.chain.from_iterable(itertools.combinations(may, n) for n in range(len(may) + 1))
         order = ("cls", "registers", "distillation", "special_text", "padding")
         return tuple(tuple(word for word in order if word in must.union(more)) for more in subsets)
+
+
+def held(description: Description) -> dict[str, str]:
+    """Fields that a description leaves open and of which not every value is tried: what is, in words.
+
+    Heatmaps are not varied here; see `Domain.heatmaps`.
+    """
+    return {field: words for field, words in _HELD.items() if field not in description.stated}

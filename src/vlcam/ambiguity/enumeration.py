@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vlcam.ambiguity.description import FIELDS, Description, shown_values
 from vlcam.ambiguity.domain import Domain
-from vlcam.ambiguity.presets import described
+from vlcam.ambiguity.presets import Preset, described
 from vlcam.ambiguity.spelling import spelt
 from vlcam.constraints import check, constraints
 from vlcam.errors import RecipeError, UnknownNameError
@@ -47,7 +47,7 @@ class _Draft:
 
 
 def fitting_recipes(
-    model: Explainer, description: str | Description, *, phrase: str | None = None, heatmaps: bool = False
+    model: Explainer, description: str | Description | Preset, *, phrase: str | None = None, heatmaps: bool = False
 ) -> list[Recipe]:
     """Every recipe that a description allows and that the model can meet, each map once.
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from vlcam.ambiguity.description import Description, shown_values
 from vlcam.ambiguity.domain import Domain
 from vlcam.ambiguity.enumeration import fitting_jobs, why_none
-from vlcam.ambiguity.presets import described
+from vlcam.ambiguity.presets import Preset, described
 from vlcam.ambiguity.result import Ambiguity, Member
 from vlcam.choices import GROUPS
-from vlcam.errors import InputError, RecipeError
+from vlcam.errors import EvidenceError, InputError, RecipeError
 from vlcam.evidence import TokenMaps
 from vlcam.making import Making
 from vlcam.plan import Job
@@ -27,12 +29,15 @@ __all__ = ["jobs_of", "measured"]
 
 _PLANNED: WeakKeyDictionary[ModelAdapter, dict[Any, list[Job]]] = WeakKeyDictionary()
 """What a description allows on a model, for the next image."""
+_PLANNED_LOCK = threading.Lock()
 _KEPT = 16
+_OF_A_PASS = {"attention": None, "tapped": None}
+"""What a record says of a model that depends on what else its pass reads."""
 
 
 def measured(
     adapter: ModelAdapter,
-    description: str | Description,
+    description: str | Description | Preset,
     asked: Asked,
     *,
     phrase: str | None,
@@ -54,7 +59,8 @@ def measured(
         again: explains recipes in full.
 
     Raises:
-        RecipeError: no recipe fits, or the description and the target contradict each other.
+        RecipeError: no recipe fits, or the description and the target contradict each other; or maps of members have no
+            cells in common.
         InputError: several images or texts.
     """
     chosen = narrowed(described(description), asked)
@@ -64,6 +70,11 @@ def measured(
         raise RecipeError(
             f"every recipe that {chosen.name!r} allows compares the text with others, and there is one; give others "
             "with against=[...]"
+        )
+    if len({job.recipe.of_text for job in alone}) > 1:
+        raise RecipeError(
+            f"{chosen.name!r} allows maps over the image and maps over words, which have no cells in common; state "
+            "stream='text', or other streams alone"
         )
     records: list[dict[str, Any]] = []
     seen: list[Making] = []
@@ -77,18 +88,21 @@ def measured(
         return found
 
     maps: list[TokenMaps] = run(alone, work=work)
-    pairs = seen[0].pairs
-    grids = [adapter.grid(job.recipe.stream, job.layers[0], pairs.inputs.images) for job in alone]
+    custom = None if asked.custom is None else asked.custom.label
+    pairs, record = seen[0].pairs, records[0] | {"phrase": phrase, "occurrence": occurrence, "custom": custom}
+    if alone[0].recipe.of_text and len({made.grid for made in maps}) > 1:
+        raise RecipeError(f"{chosen.name!r} allows maps over the words of different texts; state prompt='...'")
+    explained = partial(_unchanged, record, again)
     members = [
-        Member(number, job.recipe, made.values[0].reshape(grid).float().cpu().numpy(), made.statuses[0], again)
-        for number, (job, made, grid) in enumerate(zip(alone, maps, grids, strict=True))
+        Member(number, job.recipe, made.values[0].reshape(made.grid).float().cpu().numpy(), made.statuses[0], explained)
+        for number, (job, made) in enumerate(zip(alone, maps, strict=True))
     ]
     return Ambiguity(
         description=chosen,
         members=tuple(members),
         comparing=len(jobs) - len(alone),
         variants=_variants(chosen),
-        record=records[0] | {"phrase": phrase},
+        record=record,
         image=pairs.images[0][0],
         placement=pairs.inputs.images.placements[0],
     )
@@ -98,28 +112,58 @@ def jobs_of(domain: Domain, asked: Asked, occurrence: int | None = None) -> list
     """The planned recipes of a description, for one call; found once for a model and a description.
 
     Raises:
-        RecipeError: there are none.
+        RecipeError: there are none, or an occurrence of no phrase.
     """
+    if occurrence is not None and domain.phrase is None:
+        raise RecipeError(f"occurrence={occurrence}: there is no phrase of which it could be one; give phrase='...'")
     if asked.custom is not None:
-        found = fitting_jobs(domain, custom=asked.custom)
+        found = fitting_jobs(domain, custom=asked.custom, occurrence=occurrence)
     else:
-        known = _PLANNED.setdefault(domain.adapter, {})
-        key = (domain.description, domain.phrase is not None)
-        if key not in known:
-            while len(known) >= _KEPT:
-                known.pop(next(iter(known)))
-            known[key] = fitting_jobs(domain)
-        found = known[key]
+        found = _found_once(domain)
     if not found:
         given = domain.description
         raise RecipeError(
             f"no recipe of {type(domain.adapter.module).__name__} fits {given.name!r} ({given.in_short}), "
             f"{why_none(domain)}"
         )
-    if asked.custom is not None and asked.region is None:
+    if asked.custom is not None:
         return found
     targets = {job.target: replace(job.target.of_classes(asked.classes), region=asked.region) for job in found}
     return [replace(job, target=targets[job.target], phrase=domain.phrase, occurrence=occurrence) for job in found]
+
+
+def _found_once(domain: Domain) -> list[Job]:
+    """The planned recipes of a description, from the last time if they were found before."""
+    stated = domain.description.stated.items()
+    key = (domain.description.name, *stated, domain.phrase is not None)  # recipes show the name, and values in order
+    with _PLANNED_LOCK:
+        found = _PLANNED.setdefault(domain.adapter, {}).get(key)
+    if found is None:
+        found = fitting_jobs(domain)
+        with _PLANNED_LOCK:
+            known = _PLANNED[domain.adapter]
+            known[key] = found
+            while len(known) > _KEPT:
+                known.pop(next(iter(known)))
+    return found
+
+
+def _unchanged(
+    record: Mapping[str, Any], again: Callable[[list[Any]], list[Explanation]], recipes: list[Any]
+) -> list[Explanation]:
+    """Explanations by recipes, of the model and the image that the maps are of.
+
+    Raises:
+        EvidenceError: one of these has changed since.
+    """
+    found = again(recipes)
+    for each in found:
+        for what in ("image", "model"):
+            now, then = ({**source[what], **_OF_A_PASS} for source in (each.provenance, record))
+            if now != then:
+                parts = ", ".join(key for key in now if now[key] != then.get(key))
+                raise EvidenceError(f"the {what} is not that of the maps any more ({parts}): measure it anew")
+    return found
 
 
 def narrowed(description: Description, asked: Asked) -> Description:

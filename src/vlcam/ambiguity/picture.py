@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vlcam import colours
-from vlcam.geometry import to_original
+from vlcam.ambiguity.description import shown_value
+from vlcam.ambiguity.screen import in_brief
 from vlcam.plot import PLAIN, canvas
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _SIGNS_PER_INCH = 14
 _PIXELS = 320  # the longer side of a picture in a tile
 _STEPS = 40
 _SIGNS = 32
+_BARS = 5
 _DARK, _LIGHT = "#7b3294", "#c2a5cf"
 
 
@@ -37,12 +39,13 @@ def figure(found: Ambiguity) -> Figure:
         A matplotlib figure that belongs to no window.
 
     Raises:
-        InputError: matplotlib is not installed.
+        InputError: matplotlib is not installed, or the maps are over words.
         EvidenceError: fewer than two maps.
     """
     pairs = found.correlations
     tall = _SIDE * min(1.6, max(0.5, found.placement.original[0] / found.placement.original[1]))
-    made = canvas(_WIDE, tall + 4.6)
+    title, foot = _title_of(found), _foot_of(found)
+    made = canvas(_WIDE, tall + 4.0 + 0.16 * (len(title) + len(foot)))
     halves: Any = made.subfigures(2, 1, height_ratios=[tall + 1.1, 3.5])
     tiles = halves[0].subplots(1, 5)
     for ax in tiles:
@@ -64,7 +67,8 @@ def figure(found: Ambiguity) -> Figure:
     for ax in (left, right):
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
-    _add_texts(made, found)
+    made.suptitle("\n".join(title), **PLAIN, fontsize=10, x=0.01, ha="left")
+    made.supxlabel("\n".join(foot), **PLAIN, fontsize=8.5, x=0.01, ha="left")
     return made
 
 
@@ -74,7 +78,7 @@ def _maps(found: Ambiguity, tiles: Any) -> None:
     one, other = found.most_different
 
     def over(values: Any, colormap: str | None = None) -> Any:
-        return colours.overlay(picture, to_original(values, placement, "bilinear"), alpha=0.75, colormap=colormap)
+        return colours.overlay(picture, found.on_image(values, longest=_PIXELS), alpha=0.75, colormap=colormap)
 
     widest = float(found.spread.max())
     shown = [
@@ -82,7 +86,7 @@ def _maps(found: Ambiguity, tiles: Any) -> None:
         (f"mean of {len(found.shown)} maps", over(found.mean)),
         (
             f"standard deviation\nup to {widest:.2f}, {float(found.spread.mean()):.2f} on average",
-            over(found.spread / widest, "viridis"),
+            over(found.spread / (widest or 1), "viridis"),
         ),
         (_title(found, one, other), over(_scaled(found, one))),
         (_title(found, other, one), over(_scaled(found, other))),
@@ -99,7 +103,7 @@ def _scaled(found: Ambiguity, member: Member) -> Any:
 def _title(found: Ambiguity, member: Member, other: Member) -> str:
     """What tells one of the two most different members from the other."""
     apart = [field for field in found.fields if getattr(member.recipe, field) != getattr(other.recipe, field)]
-    parts = [f"{field}: {_short(getattr(member.recipe, field))}" for field in apart]
+    parts = [f"{field}: {shown_value(getattr(member.recipe, field))}" for field in apart]
     whole = "; ".join(part.replace(" ", "\u00a0") for part in parts)  # a field stays with its value
     lines = textwrap.wrap(whole, _SIGNS, break_long_words=False)
     return "\n".join([f"least alike, correlation {found.correlations.minimum:.2f}", *lines[:5]])
@@ -114,21 +118,29 @@ def _bars(ax: Axes, shares: tuple[Share, ...]) -> None:
         values = f"{each.share:.0%}, {len(each.values)} values{alone}"
         ax.annotate(values, (each.share, place), (4, 0), textcoords="offset points", va="center", fontsize=8, **PLAIN)
     ax.set_yticks(places, [each.field for each in shares], **PLAIN)
-    ax.set_xlim(0, 1.9 * max((each.share for each in shares), default=1) or 1)
+    ax.set_ylim(len(shares) - max(len(shares), _BARS) - 0.5, len(shares) - 0.5)  # few bars are not broad, but above
+    widest = 1.9 * max((each.share for each in shares), default=0) or 1.9
+    ax.set_xticks([tick for tick in ax.xaxis.get_major_locator().tick_values(0, widest) if 0 <= tick <= 1])
+    ax.set_xlim(0, widest)
     ax.set_title("share of the variance of the maps that each field explains", fontsize=9, **PLAIN)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-def _add_texts(made: Figure, found: Ambiguity) -> None:
-    signs = int(_WIDE * _SIGNS_PER_INCH)
+def _title_of(found: Ambiguity) -> list[str]:
     nothing = len(found) - len(found.shown)
     empty = f", {nothing} have nothing to show" if nothing else ""
-    model = found.record["model"]["id"]
     first = f"{found.description.name}: {len(found)} recipes fit{empty}; {found.distinct} different maps"
-    made.suptitle(f"{first}\n{found.subject}   {model}", **PLAIN, fontsize=10, x=0.01, ha="left")
-    sentence = "\n".join(textwrap.wrap(found.sentence, signs))
-    made.supxlabel(sentence, **PLAIN, fontsize=8.5, x=0.01, ha="left")
+    model = found.record["model"]["id"]
+    return [*_wrapped(first), *_wrapped(f"{found.subject}   {model}")]
 
 
-def _short(value: Any) -> str:
-    return "+".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+def _foot_of(found: Ambiguity) -> list[str]:
+    """What to state; and what was stated or held, so that the figure says by itself what was not varied."""
+    held = in_brief(found.held)
+    parts = [found.sentence, f"Stated: {found.description.in_short}."]
+    parts += [f"Open, and not varied in full: {held}."] if held else []
+    return [line for part in parts for line in _wrapped(part)]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, int(_WIDE * _SIGNS_PER_INCH))

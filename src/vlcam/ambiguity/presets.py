@@ -186,8 +186,8 @@ def descriptions() -> Mapping[str, Preset]:
     return MappingProxyType({preset.description.name: preset for preset in _PRESETS})
 
 
-def described(given: str | Description) -> Description:
-    """A description from itself, or from its name.
+def described(given: str | Description | Preset) -> Description:
+    """A description from itself, from what holds it, or from its name.
 
     Raises:
         UnknownNameError: no description of that name; lists those that exist.
@@ -195,6 +195,8 @@ def described(given: str | Description) -> Description:
     """
     if isinstance(given, Description):
         return given
+    if isinstance(given, Preset):
+        return given.description
     if not isinstance(given, str):
         raise RecipeError(f"a description of type {type(given).__name__}: give vlcam.Description(...), or a name")
     try:

@@ -18,7 +18,8 @@ from PIL import Image
 
 from vlcam.ambiguity import statistics
 from vlcam.ambiguity.advice import Advice, advice
-from vlcam.ambiguity.description import FIELDS, Description
+from vlcam.ambiguity.description import FIELDS, Description, shown_value
+from vlcam.ambiguity.domain import held
 from vlcam.archive import make_folder
 from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, listing
 from vlcam.evidence import Status
@@ -75,7 +76,10 @@ class Share:
     Attributes:
         field: which one.
         values: for every value of it, how many members have it; with and without a map.
-        share: of the variance of the maps, what grouping them by the value explains (eta squared), 0 to 1.
+        share: of the variance of the maps, what grouping them by the value explains (eta squared), 0 to 1. It is what
+            goes on average once the field is stated, where a value counts as often as members with a map have it.
+        left: for every value with a map, the variance of the maps that have it, as a share of that of all; their mean,
+            weighed so, is 1 less `share`. A value may leave more than 1.
         alone: mean rank correlation of the pairs that differ in this field and in nothing else; None without such.
         pairs: how many these are.
     """
@@ -83,6 +87,7 @@ class Share:
     field: str
     values: Mapping[Any, int]
     share: float
+    left: Mapping[Any, float]
     alone: float | None
     pairs: int
 
@@ -140,7 +145,7 @@ class Ambiguity:
     def grid(self) -> tuple[int, int]:
         """Rows and columns on which maps are compared: the finest grid among them.
 
-        A map of a coarser one is interpolated to it, bilinearly.
+        A map of a coarser one is interpolated to it, bilinearly. Of maps over words, 1 and how many tokens they have.
         """
         shapes = [(member.tokens.shape[0], member.tokens.shape[1]) for member in self.shown]
         return max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
@@ -149,8 +154,7 @@ class Ambiguity:
     def scaled(self) -> Floats:
         """The maps of `shown`, each from 0 to 1, float32 [n, h, w] on `grid`."""
         self._check_shown(1)
-        maps = np.stack([self._on_grid(member.tokens) for member in self.shown])
-        return statistics.scaled(maps.reshape(len(maps), -1)).reshape(maps.shape)
+        return statistics.scaled(self._laid).reshape(-1, *self.grid)
 
     @cached_property
     def mean(self) -> Floats:
@@ -164,13 +168,41 @@ class Ambiguity:
 
     @property
     def mean_heatmap(self) -> Floats:
-        """`mean` on the original image, float32 [H, W], interpolated bilinearly; NaN where the model saw nothing."""
-        return to_original(self.mean, self.placement, "bilinear")
+        """`mean` on the original image, float32 [H, W], interpolated bilinearly; NaN where the model saw nothing.
+
+        Raises:
+            InputError: the maps are over words.
+        """
+        return self.on_image(self.mean)
 
     @property
     def spread_heatmap(self) -> Floats:
         """`spread` on the original image, as `mean_heatmap`."""
-        return to_original(self.spread, self.placement, "bilinear")
+        return self.on_image(self.spread)
+
+    def on_image(self, cells: Floats, *, longest: int | None = None) -> Floats:
+        """A map on `grid`, laid on the original image, or on a copy of at most so many pixels a side; bilinearly.
+
+        Raises:
+            InputError: the maps are over words.
+        """
+        if self.of_text:
+            raise InputError(
+                f"the maps that {self.description.name!r} allows are over the words of the text, which have no place "
+                "on the image; read ambiguity.mean and ambiguity.spread"
+            )
+        placement = self.placement if longest is None else self.placement.scaled_down(longest)
+        return to_original(cells, placement, "bilinear")
+
+    @property
+    def of_text(self) -> bool:
+        """Whether the maps are over words."""
+        return self.members[0].recipe.of_text
+
+    @property
+    def held(self) -> dict[str, str]:
+        """Fields that are open and of which not every value is tried: what is, in words; see `docs/ambiguity.md`."""
+        return held(self.description)
 
     @property
     def rank_correlations(self) -> Floats:
@@ -223,14 +255,20 @@ class Ambiguity:
 
     @property
     def advice(self) -> Advice | None:
-        """What to state, so that most of the ambiguity goes; None where nothing is left to state."""
-        return advice(self.shares[0]) if self.shares else None
+        """What to state, so that most of the ambiguity goes; None where there are no two maps that differ."""
+        return advice(self.shares[0]) if self.distinct > 1 else None
 
     @property
     def sentence(self) -> str:
         """The sentence to add to the paper, and how many recipes remain for each way to fill it in."""
         found = self.advice
-        return "Nothing is left open." if found is None else str(found)
+        if found is not None:
+            return str(found)
+        if not self.fields:
+            return "Nothing is left open."
+        if len(self.shown) < 2:
+            return "No two of the recipes have a map, so that nothing can be said of what is left open."
+        return "What is left open does not move this map."
 
     def after(self, **fields: Any) -> Description:
         """The description with more stated.
@@ -253,6 +291,8 @@ class Ambiguity:
         text, explained = self.record["text"], self.record["class"]
         if text is not None:
             return str(self.record["phrase"] or text["given"])
+        if self.record["custom"] is not None:
+            return f"target {self.record['custom']}"
         if explained is None:
             return "no class"
         label = "" if explained["label"] is None else f": {explained['label']}"
@@ -260,8 +300,8 @@ class Ambiguity:
 
     def difference(self, one: Member, other: Member) -> str:
         """In which fields two members differ, with their values."""
-        pairs = one.recipe.differences(other.recipe)
-        return "; ".join(f"{name} {_short(a)} | {_short(b)}" for name, (a, b) in pairs.items() if name in FIELDS)
+        pairs = {name: map(shown_value, pair) for name, pair in one.recipe.differences(other.recipe).items()}
+        return "; ".join(f"{name} {' | '.join(pair)}" for name, pair in pairs.items() if name in FIELDS)
 
     def figure(self) -> Figure:
         """The image, mean and spread, the two most different maps, the shares, and all correlations. Needs `plot`."""
@@ -310,23 +350,30 @@ class Ambiguity:
 
     def __str__(self) -> str:
         """One screen: how many recipes, how far apart, which fields, and what to add."""
-        from vlcam.ambiguity.recording import screen
+        from vlcam.ambiguity.screen import screen
 
         return screen(self)
 
     @cached_property
     def _ranks(self) -> Floats:
-        return statistics.unit_ranks(self.scaled.reshape(len(self.shown), -1))
+        # Of the raw maps: between 0 and 1, cells that differ by little become equal.
+        return statistics.unit_ranks(self._laid)
+
+    @property
+    def _laid(self) -> Floats:
+        """The raw maps of `shown` on `grid`, [n, cells]."""
+        return np.stack([self._on_grid(member.tokens).ravel() for member in self.shown])
 
     def _share(self, name: str) -> Share:
         values = Counter(getattr(member.recipe, name) for member in self.members)
         if len(self.shown) < 2:
-            return Share(name, values, 0.0, None, 0)
+            return Share(name, values, 0.0, {}, None, 0)
         labels = [getattr(member.recipe, name) for member in self.shown]
         others = [f for f in self.fields if f != name]
         rest = [tuple(getattr(member.recipe, f) for f in others) for member in self.shown]
-        share = statistics.eta_squared(self.scaled.reshape(len(labels), -1), labels)
-        return Share(name, values, share, *statistics.alone(self._ranks, rest))
+        maps = self.scaled.reshape(len(labels), -1)
+        share, left = statistics.eta_squared(maps, labels), statistics.variance_left(maps, labels)
+        return Share(name, values, share, left, *statistics.alone(self._ranks, rest))
 
     def _on_grid(self, tokens: Floats) -> Floats:
         if tokens.shape == self.grid:
@@ -340,7 +387,3 @@ class Ambiguity:
                 f"{len(self.shown)} of {len(self)} recipes have a map, and {needed} are needed ({found}); choose "
                 "another layer or site, or state less"
             )
-
-
-def _short(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

@@ -22,6 +22,7 @@ __all__ = [
     "matrix",
     "scaled",
     "unit_ranks",
+    "variance_left",
 ]
 
 BINS = 20_000
@@ -30,6 +31,8 @@ SAME = 1e-4
 """Maps in 0..1 that differ by no more than this in any cell are one map to look at."""
 _BLOCK, _TIED = 512, 1000
 _STEP = 2 / BINS
+_ROUNDING = 1e-6
+"""Products of float32 ranks that are this close to 0 may be 0, which maps of few cells often have."""
 
 Floats = NDArray[np.float32]
 
@@ -41,7 +44,7 @@ class Correlations:
     Attributes:
         pairs: how many there are.
         counts: how many lie in each of `BINS` equal steps from -1 to 1.
-        median: to 1e-4.
+        median: to 1e-4, and not below the minimum.
         minimum: of the two maps that are least alike.
         negative: share of pairs below 0.
         lowest: the pairs that are no more than 1e-4 above it, in order; the first thousand of them.
@@ -105,7 +108,7 @@ def correlations(ranks: Floats) -> Correlations:
         if not found.size:
             continue
         counts += np.bincount(np.minimum(((found + 1) * (BINS / 2)).astype(np.int64), BINS - 1), minlength=BINS)
-        negative += int((found < 0).sum())
+        negative += int((found < -_ROUNDING).sum())
         minimum = min(minimum, float(found.min()))
         rows, columns = np.nonzero(later & (block <= minimum + _STEP))
         near = zip(rows[:_TIED], columns[:_TIED], strict=True)
@@ -113,7 +116,7 @@ def correlations(ranks: Floats) -> Correlations:
         lowest = [each for each in lowest if each[0] <= minimum + _STEP][:_TIED]
     pairs = count * (count - 1) // 2
     tied = tuple((row, column) for _, row, column in lowest)
-    return Correlations(pairs, counts, _median(counts, pairs), minimum, negative / pairs, tied)
+    return Correlations(pairs, counts, max(minimum, _median(counts, pairs)), minimum, negative / pairs, tied)
 
 
 def _median(counts: NDArray[np.int64], pairs: int) -> float:
@@ -142,6 +145,24 @@ def eta_squared(maps: Floats, labels: Sequence[Hashable]) -> float:
     sums = np.add.reduceat(centred[order], starts, axis=0)
     between = float(((sums * sums).sum(1) / np.bincount(groups, minlength=len(known))).sum())
     return between / total if total > 0 else 0.0
+
+
+def variance_left(maps: Floats, labels: Sequence[Hashable]) -> dict[Hashable, float]:
+    """For every group the variance of its maps, the mean of |map - mean map|^2, as a share of that of all maps.
+
+    A group may vary more than all maps do. The mean over all maps of their group's share is 1 less `eta_squared`. 0
+    where all maps are equal.
+
+    Args:
+        maps: [n, cells].
+        labels: the group of each map.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, label in enumerate(labels):
+        members.setdefault(label, []).append(number)
+    total = float(maps.var(0, dtype=np.float64).sum())
+    found = {label: float(maps[numbers].var(0, dtype=np.float64).sum()) for label, numbers in members.items()}
+    return {label: own / total if total > 0 else 0.0 for label, own in found.items()}
 
 
 def alone(ranks: Floats, rest: Sequence[Hashable]) -> tuple[float | None, int]:

@@ -11,11 +11,15 @@ import typer
 
 import vlcam
 from vlcam.ambiguity import Ambiguity, Description, fitting_recipes
+from vlcam.ambiguity.domain import Domain
+from vlcam.ambiguity.enumeration import why_none
+from vlcam.ambiguity.measure import narrowed
 from vlcam.ambiguity.presets import described
 from vlcam.archive import make_folder
 from vlcam.cli import options
 from vlcam.cli.base import emit, family_options, people, refuse_existing, slug, target_of
 from vlcam.errors import FileError, InputError, RecipeError, UnknownNameError
+from vlcam.questions import read_target
 
 __all__ = ["ambiguity"]
 
@@ -44,8 +48,10 @@ def ambiguity(
     """Make every map that a description allows: how far apart they are, and what to state; a figure and a JSON."""
     chosen = _stating(_read(description), state or [], open_ or [])
     loaded = vlcam.load(model, device=device, dtype=dtype, **family_options(option or []))
+    labels = list(loaded.adapter.labels)
     if dry_run:
-        _count(loaded, chosen, phrase, as_json=as_json)
+        asked = read_target(target_of(target, labels), loaded.adapter.heads, labels)
+        _count(loaded, narrowed(chosen, asked), phrase, as_json=as_json)
         return
     if image is None or out is None:
         raise UnknownNameError("--image and --out: give both, or --dry-run to count the recipes alone")
@@ -56,7 +62,7 @@ def ambiguity(
         str(image),
         text,
         chosen,
-        target=target_of(target, list(loaded.adapter.labels)),
+        target=target_of(target, labels),
         phrase=phrase,
         against=against or None,
     )
@@ -91,6 +97,8 @@ def _read(given: str) -> Description:
     """The description in a `.toml` or `.json` file; anything else is a name."""
     path = Path(given)
     if path.suffix not in (".toml", ".json"):
+        if path.is_file():
+            raise UnknownNameError(f"description file {given!r}: give one that ends in .toml or .json")
         return described(given)
     if not path.is_file():
         raise UnknownNameError(f"description file {given!r}: no such file")
@@ -129,6 +137,8 @@ def _count(loaded: vlcam.Explainer, chosen: Description, phrase: str | None, *, 
     found = fitting_recipes(loaded, chosen, phrase=phrase)
     people.print(str(chosen))
     people.print(f"\n{len(found)} recipes of {loaded.name} fit", style="bold")
+    if not found:
+        people.print(why_none(Domain(loaded.adapter, chosen, phrase)))
     for recipe in found:
         people.print(f"  {recipe.name}")
     if as_json:
