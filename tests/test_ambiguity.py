@@ -724,9 +724,10 @@ def test_the_command_writes_a_figure_and_a_record(run, photo, tmp_path, scene):
     assert "exists already" in err
 
 
-def test_a_dry_run_counts_and_lists_without_an_image(run, tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text(vlcam.Description(name="mine", weighting="attention", layers=0).to_toml(), encoding="utf-8")
+@pytest.mark.parametrize("ending", ["toml", "json", "yaml", "yml"])
+def test_a_dry_run_counts_and_lists_without_an_image(run, tmp_path, ending):
+    file, mine = tmp_path / f"mine.{ending}", vlcam.Description(name="mine", weighting="attention", layers=0)
+    file.write_text(getattr(mine, f"to_{ending.replace('yml', 'yaml')}")(), encoding="utf-8")
     code, out, err = run("--model", "tiny-vit", "--description", file, "--dry-run", "--json")
     assert code == 0
     printed = json.loads(out)
@@ -760,7 +761,7 @@ def test_a_dry_run_that_finds_nothing_says_why(run):
     [
         (("--description", "nothing"), "no description 'nothing'; there are"),
         (("--description", "nothing.toml"), "no such file"),
-        (("--description", __file__), "give one that ends in .toml or .json"),
+        (("--description", __file__), "give one that ends in .toml, .json, .yaml, .yml"),
         (("--state", "layers"), "give FIELD=VALUE"),
         (("--state", "sight=F1"), "no field 'sight'"),
         (("--state", "heads=mean", "--open", "heads"), "give one of them"),

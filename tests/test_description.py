@@ -101,6 +101,7 @@ def test_a_description_comes_back_from_text_and_from_copies(name):
         vlcam.Description.from_dict(found.to_dict()),
         vlcam.Description.from_json(found.to_json()),
         vlcam.Description.from_toml(found.to_toml()),
+        vlcam.Description.from_yaml(found.to_yaml()),
         copy.deepcopy(found),
         pickle.loads(pickle.dumps(found)),
     ):
@@ -113,6 +114,7 @@ def test_lists_of_lists_come_back_from_text():
     found = vlcam.Description(layers=[[6], "last", [0, 1]], exclude=[["cls"], ["cls", "padding"]], discard=[0, 0.9])
     assert vlcam.Description.from_toml(found.to_toml()) == found
     assert vlcam.Description.from_json(found.to_json()) == found
+    assert vlcam.Description.from_yaml(found.to_yaml()) == found
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,9 @@ def test_lists_of_lists_come_back_from_text():
     [
         (vlcam.Description.from_toml, "site = ", "not TOML"),
         (vlcam.Description.from_json, "{", "not JSON"),
+        (vlcam.Description.from_yaml, "site: [F1", "not YAML: while parsing a flow sequence"),
+        (vlcam.Description.from_yaml, "- F1", "a table of fields, found list"),
+        (vlcam.Description.from_yaml, "!!python/object:os.system {}", "not YAML"),
         (vlcam.Description.from_json, "[1]", "a table of fields, found list"),
         (vlcam.Description.from_toml, "sight = 1", "no field 'sight'"),
     ],

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
+import yaml
+
 from vlcam.choices import GROUPS
 from vlcam.errors import RecipeError, listing
 from vlcam.recipe import Recipe, in_form
@@ -178,6 +180,23 @@ class Description:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"not TOML: {error}") from None
+        return cls.from_dict(values)
+
+    def to_yaml(self) -> str:
+        """The description as YAML text."""
+        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """Read `to_yaml()`'s text.
+
+        Raises:
+            RecipeError: text that is not YAML, or not a description.
+        """
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RecipeError(f"not YAML: {' '.join(str(error).split())}") from None
         return cls.from_dict(values)
 
     def _sets(self) -> dict[str, frozenset[Any]]:

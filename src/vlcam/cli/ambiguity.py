@@ -23,6 +23,13 @@ from vlcam.questions import read_target
 
 __all__ = ["ambiguity"]
 
+_READERS = {
+    ".toml": Description.from_toml,
+    ".json": Description.from_json,
+    ".yaml": Description.from_yaml,
+    ".yml": Description.from_yaml,
+}
+
 
 def ambiguity(
     model: options.Model,
@@ -32,7 +39,9 @@ def ambiguity(
     phrase: Annotated[str | None, typer.Option(help="Words of the text that the map is of.")] = None,
     against: options.Against = None,
     target: options.Target = None,
-    description: Annotated[str, typer.Option(help="Name of a description, or a .toml or .json file.")] = "gradcam-vit",
+    description: Annotated[
+        str, typer.Option(help="Name of a description, or a .toml, .json or .yaml file.")
+    ] = "gradcam-vit",
     state: Annotated[
         list[str] | None,
         typer.Option(help="FIELD=VALUE that is stated besides; again for another field, or another value of it."),
@@ -94,11 +103,11 @@ def _write(found: Ambiguity, files: dict[str, Path]) -> dict[str, Path]:
 
 
 def _read(given: str) -> Description:
-    """The description in a `.toml` or `.json` file; anything else is a name."""
+    """The description in a `.toml`, `.json` or `.yaml` file; anything else is a name."""
     path = Path(given)
-    if path.suffix not in (".toml", ".json"):
+    if path.suffix not in _READERS:
         if path.is_file():
-            raise UnknownNameError(f"description file {given!r}: give one that ends in .toml or .json")
+            raise UnknownNameError(f"description file {given!r}: give one that ends in {', '.join(_READERS)}")
         return described(given)
     if not path.is_file():
         raise UnknownNameError(f"description file {given!r}: no such file")
@@ -106,7 +115,7 @@ def _read(given: str) -> Description:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"description file {given!r} cannot be read: {error}") from None
-    return Description.from_toml(content) if path.suffix == ".toml" else Description.from_json(content)
+    return _READERS[path.suffix](content)
 
 
 def _stating(description: Description, state: Sequence[str], open_: Sequence[str]) -> Description:
