@@ -234,6 +234,8 @@ def test_against_one_text_may_be_a_string_the_empty_one_too(pixels):
     found = model.explain(pixels, "red", scale="probability", against="")
     assert found.provenance["run"]["target_value"] == pytest.approx(read(slow, 0, 0, "probability").item(), rel=1e-5)
     assert found.provenance["run"]["against"] == [""]
+    with pytest.raises(InputError, match=r"against=\[\]: there is no other text in it"):
+        model.explain(pixels, "red", scale="probability", against=[])
     with pytest.raises(InputError, match="character 6 is half of a pair"):
         model.explain(pixels, "a red \ud800 star", scale="probability", against="")
     with pytest.raises(InputError, match="character 0 is half of a pair"):

@@ -95,6 +95,11 @@ def test_a_mask_without_pixels_is_refused(mask):
         Region.of(mask)
 
 
+def test_a_class_takes_no_bare_array_for_its_region():
+    with pytest.raises(vlcam.InputError, match=r"region of type ndarray: give .*Region\.of\(mask\)"):
+        Class(1, region=np.ones((2, 2), bool))
+
+
 def test_a_region_is_one_thing():
     for both in ({}, {"box": (0, 0, 1, 1), "mask": ((True,),)}):
         with pytest.raises(vlcam.InputError, match=r"a region is a box or a mask: .*Region\.of\(mask\)"):
@@ -327,7 +332,7 @@ def test_a_region_on_a_classifier_is_an_error():
 def test_the_region_is_on_record(region):
     found = SimpleNamespace(outputs={"segmentation": logits()})
     adapter = SimpleNamespace(heads=PIXELS, labels=NAMES[:2])
-    records = class_records(adapter, target(classes=(2, None), region=region), found)
+    records = class_records(adapter, target(classes=(2, None), region=region), found, (2, None))
     own = None if region is None else region.to_dict()
     assert records[0] == {"index": 2, "label": None, "chosen": "as given", "region": own}
     assert (records[1]["chosen"], records[1]["region"]) == ("most pixels", own)

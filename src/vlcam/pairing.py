@@ -164,6 +164,8 @@ def _texts(
     if text is None and adapter.writes == "answer":
         raise InputError("no question was given; this model answers questions about an image, give a string")
     strings, several = _strings(text)
+    if against is not None and not isinstance(against, str) and not len(against):
+        raise InputError("against=[]: there is no other text in it; give one, for example [''], or leave it out")
     others = [] if against is None else _strings(against, blank=True)[0]
     distinct = list(dict.fromkeys([*strings, *others]))
     texts = adapter.prepare_texts(distinct)

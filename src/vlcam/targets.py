@@ -41,6 +41,18 @@ class Class:
     scale: str | None = None
     region: Region | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a region that is none.
+
+        Raises:
+            InputError: an array, or something else.
+        """
+        if self.region is not None and not isinstance(self.region, Region):
+            raise InputError(
+                f"region of type {type(self.region).__name__}: give targets.Region(box=(x0, y0, x1, y1)), or "
+                "targets.Region.of(mask) for an array [H, W]"
+            )
+
 
 @dataclass(frozen=True)
 class Custom:
