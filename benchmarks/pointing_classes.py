@@ -6,7 +6,7 @@ import vlcam
 from benchmarks.pointing import SEED, chance, points_right
 from vlcam import scenes
 from vlcam.explanation import Explanation
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 MODELS = ("tiny-vit", "tiny-beit", "tiny-swin")
 BATCH = 50

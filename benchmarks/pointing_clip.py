@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import vlcam
 from benchmarks.pointing import SEED, chance, points_right
 from vlcam import scenes
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 BATCH = 25
 

@@ -20,7 +20,7 @@ from test_clip_open import coca, wrapped
 import vlcam
 from vlcam import maps
 from vlcam.explainer import Explainer
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 __all__ = ["answerer", "answering", "writer", "writing"]  # fixtures
 

@@ -15,7 +15,7 @@ from transformers import BlipConfig, BlipForConditionalGeneration, BlipForQuesti
 import vlcam
 from vlcam.anatomy import Tap
 from vlcam.catalogue import default
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 DEC, ENC, CLS = len(models.PIECES), len(models.PIECES) + 1, 2
 PIXELS = models.pixels(batch=3)

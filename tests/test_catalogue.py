@@ -28,7 +28,7 @@ from vlcam import citations, cli
 from vlcam.bibtex import bibliography
 from vlcam.citations import Citation
 from vlcam.explainer import Explainer
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 ROOT = Path(__file__).parent.parent
 RECIPES = vlcam.recipes()

@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 import vlcam
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 from vlcam.targets import Class, Custom
 
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")

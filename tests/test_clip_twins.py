@@ -9,7 +9,7 @@ from torch import nn
 
 import vlcam
 from vlcam.explainer import Explainer
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 from vlcam_adapters.clip_open import ClipOpen
 from vlcam_adapters.clip_weights import open_clip_twin
 

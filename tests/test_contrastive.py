@@ -16,7 +16,7 @@ import vlcam
 from vlcam.errors import EvidenceError, InputError, RecipeError
 from vlcam.evidence import NoGradientError
 from vlcam.explainer import Explainer
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 KINDS = ("clip", "siglip")
 SCALES = ("cosine", "logit", "probability", "log-probability", "margin", "difference", "finer")

@@ -242,7 +242,7 @@ def test_a_run_of_neighbours_is_not_copied(indices, shares):
 
 def test_every_channel_weighting_and_departure_is_derived():
     of_attention = {"attention", "gradient", "attention*gradient", "sigmoid*gradient", "head_weights"}
-    # Those that compare tokens with texts are derived where the model is: tests/test_comparing.py.
+    # Those that compare tokens with texts are derived where the model is: tests/test_similarity.py.
     elsewhere = {*of_attention, *ASKING, *COMPARING}
     assert {r.weighting for r in [*CHANNELS, *WEIGHTED_VALUES]} == set(values_of("weighting")) - elsewhere
     weighted = {(r.weighting, r.gradient_tokens, r.relu) for r in WEIGHTED_VALUES}

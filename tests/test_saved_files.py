@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vlcam
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 TEXT = "a red circle and a blue dog"
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import vlcam
 from vlcam.evidence import NoGradientError
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 
 TEXT = "a red circle and a blue dog"
 FAMILIES = ("vit", "deit-teacher", "dinov2-registers", "beit", "beit-cls")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -385,15 +387,15 @@ def odd_scores(_, content):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lose_words, r"the record inside is damaged \(zip\(\) argument"),
-        (lose_placement, r"the record inside is damaged \(it lacks 'placement'\)"),
-        (lose_run, r"the record inside is damaged \(it lacks 'run'\)"),
+        (lose_words, r"the record inside is damaged \(the shape of the words' maps is"),
+        (lose_placement, r"the record inside is damaged \(it lacks record.placement\)"),
+        (lose_run, r"the record inside is damaged \(it lacks record.provenance.run\)"),
         (lose_field, r"its recipe cannot be read \(a recipe states every field: missing 'site'"),
         (add_field, "its recipe cannot be read .*unknown 'temperature'"),
         (later_recipe, "its recipe cannot be read .*recipe schema 2: this release of vlcam reads schema 1"),
         (later_record, "its record is of schema 2, and this release of vlcam reads 1; update vlcam"),
         (later_file, "schema 3; this release of vlcam reads 2 and older; a later release wrote it: update vlcam"),
-        (flat, r"a map of shape \(64,\), maps of words of shape"),
+        (flat, r"tokens of type float32 and shape \(64,\), in place of 2 axes of float32"),
         (no_map, "it lacks tokens"),
         (no_record, "it lacks record"),
         (odd_scores, "the record inside is damaged"),
@@ -403,3 +405,132 @@ def odd_scores(_, content):
 def test_what_contradicts_itself_or_comes_from_later_is_refused_with_the_reason(whole, opened, change, told):
     with pytest.raises(vlcam.FileError, match=rf"map\.png': .*{told}"):
         opened(forged(whole, change))
+
+
+# Files of anybody's making, digest and checksums right
+
+SAVED = Path(__file__).parent / "saved"
+ODD = [None, -1, 1.5, 1e308, True, "x", "", [], {}, [[]], [None], {"a": 1}, 10**30]
+
+
+def places(value, path=()):
+    """Every place of a record; of a list the first two."""
+    yield path
+    keys = value if isinstance(value, dict) else range(min(len(value), 2)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+def put(record, path, value):
+    """A copy of a record with another value in one place, or without the place, for `...`."""
+    made = copy.deepcopy(record)
+    inner = made
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return made
+
+
+def read_everything(explanation):
+    repr(explanation), explanation.subject, explanation.record(), dict(explanation.scores)
+    for word in explanation.words.values():
+        assert word.text == explanation.text
+    read = explanation.word_scores if explanation.recipe.of_text else explanation.heatmap
+    assert isinstance(read, tuple if explanation.recipe.of_text else np.ndarray)
+
+
+@pytest.mark.parametrize(
+    "name", ["2-vit-class", "1-itm-phrase", "3-seg-region", "3-swin-class", "4-clip-words", "5-answer-written"]
+)
+def test_a_record_with_an_odd_value_anywhere_is_refused_or_can_be_read(name, tmp_path, monkeypatch):
+    data = (SAVED / f"{name}.png").read_bytes()
+    arrays, content = parts(chunk_of(data))
+    monkeypatch.setattr(archive, "read", lambda _: payload)
+    opened = refused = 0
+    for number, path in enumerate(places(content["record"])):
+        for value in [..., *ODD[number % 2 :: 2]] if path else []:
+            attachments = archive.Attachments(arrays["image"].tobytes())
+            payload = archive.Payload(
+                put(content["record"], path, value), arrays["tokens"], arrays["words"], attachments
+            )
+            try:
+                explanation = vlcam.open(tmp_path / "map.png")
+            except vlcam.FileError:
+                refused += 1
+            else:
+                opened += 1
+                read_everything(explanation)
+    assert refused > 3 * opened > 0
+
+
+def of_type(name, kind):
+    def change(arrays, _):
+        arrays[name] = arrays[name].astype(kind)
+
+    return change
+
+
+def other_grid(arrays, _):
+    arrays["tokens"] = arrays["tokens"][:3]
+
+
+def no_picture_inside(arrays, _):
+    arrays["image"] = np.arange(10, dtype=np.uint8)
+
+
+def another_picture_inside(arrays, _):
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, "PNG")
+    arrays["image"] = np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def other_pixels_inside(arrays, _):
+    arrays["pixel_values"] = np.zeros((3, 4, 4), np.float32)
+
+
+def beside_the_image(_, content):
+    content["record"]["placement"]["box"] = [99.0, 0.0, 120.0, 32.0]
+
+
+def infinite_score(_, content):
+    next(iter(content["record"]["scores"].values()))["value"] = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (of_type("tokens", np.float64), "tokens of type float64"),
+        (of_type("words", np.int64), "words of type int64"),
+        (of_type("image", np.float32), "image of type float32"),
+        (other_grid, "the map's shape is"),
+        (no_picture_inside, "the image inside is not that of its record"),
+        (another_picture_inside, "the image inside is not that of its record .*another image"),
+        (other_pixels_inside, "the image inside is not that of its record"),
+        (beside_the_image, "shows nothing of an image"),
+        (infinite_score, "Infinity is no number"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_no_vlcam_writes_is_refused(whole, opened, change, told):
+    with pytest.raises(vlcam.FileError, match=told):
+        opened(forged(whole, change))
+
+
+def test_a_number_beyond_all_numbers_is_refused(whole, opened):
+    """`1e999` is a number of JSON, and infinite in Python."""
+    arrays, content = parts(chunk_of(whole))
+    next(iter(content["record"]["scores"].values()))["value"] = 0.123456789
+    text = json.dumps(content | {"digest": archive._BLANK}).replace("0.123456789", "1e999")
+    body = save(arrays, {"vlcam": text})
+    body = body.replace(archive._BLANK.encode(), archive._digest(body).encode(), 1)
+    with pytest.raises(vlcam.FileError, match="value is inf, and not a finite number"):
+        opened(with_chunk(whole, body))
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 200_000, b"[" + b"1" * 5000 + b"]"], ids=["[", "{", "1"])
+def test_deep_or_long_json_is_no_png(opened, data):
+    with pytest.raises(vlcam.FileError, match="not a PNG file"):
+        opened(data)

@@ -442,6 +442,9 @@ def test_one_picture_in_two_files_is_one_image(vit, of_class, files):
     assert found.likeness.rank_correlation == pytest.approx(1)
     assert [each.field for each in found.differences["image"]] == ["image.sha256"]
     assert found.differences["numbers"] == ()
+    assert len(vlcam.gallery([of_class, vit.explain(files["scene"], target=3)]).axes) == 3
+    with pytest.raises(vlcam.InputError, match="explanations of 2 images"):
+        vlcam.gallery([of_class, vit.explain(files["turned"], target=3)])
 
 
 def test_what_one_of_two_did_not_record_is_left_out(of_class):

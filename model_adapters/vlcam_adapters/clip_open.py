@@ -149,10 +149,6 @@ class OpenClipAdapter(ModelAdapter):
         vision = self.tower.attention
         return vision if vision == _FUSED else f"{vision} in the vision tower, {_FUSED} elsewhere"
 
-    def attention_of(self, stream: str) -> str:
-        """That of the vision tower; all others are fused."""
-        return self.tower.attention if stream == "vision" else _FUSED
-
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the transform.
 

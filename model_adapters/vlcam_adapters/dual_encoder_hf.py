@@ -140,13 +140,10 @@ class DualEncoderHF(ModelAdapter):
     @property
     def attention(self) -> str:
         """What the configuration asks for."""
-        own = dict.fromkeys(self.attention_of(stream) for stream in ("vision", "text"))
+        towers = (self.module.vision_model, self.module.text_model)  # each can have its own
+        # transformers has no public name for it
+        own = dict.fromkeys(str(tower.config._attn_implementation) for tower in towers)  # noqa: SLF001
         return " in vision, ".join(own) + (" in text" if len(own) > 1 else "")
-
-    def attention_of(self, stream: str) -> str:
-        """What the configuration of a tower asks for; each can have its own."""
-        config = (self.module.text_model if stream == "text" else self.module.vision_model).config
-        return str(config._attn_implementation)  # noqa: SLF001 - transformers has no public name for it
 
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the model's own image processor."""

@@ -15,8 +15,7 @@ from vlcam.auditing import Audit, audit
 from vlcam.bibtex import bibtex
 from vlcam.boxes import iou
 from vlcam.catalogue import Entry, recipes
-from vlcam.compare import compare, gallery
-from vlcam.contrast import Comparison
+from vlcam.comparison import Comparison
 from vlcam.errors import (
     AdapterError,
     CaptureError,
@@ -29,7 +28,8 @@ from vlcam.errors import (
 )
 from vlcam.explainer import Explainer
 from vlcam.explanation import Explanation
-from vlcam.grid import all_recipes
+from vlcam.fitting import all_recipes
+from vlcam.galleries import compare, gallery
 from vlcam.grounding import GroundedPhrase, Grounding
 from vlcam.recipe import Recipe
 from vlcam.reporting import Report

@@ -282,10 +282,6 @@ class ModelAdapter(ABC):
         """Whether the family says how the tokens of a block are read; see `read_block`."""
         return type(self).read_block is not ModelAdapter.read_block
 
-    def attention_of(self, stream: str) -> str:  # noqa: ARG002 - for models whose streams differ
-        """The attention implementation of one stream."""
-        return self.attention
-
     @property
     def joins_heads(self) -> bool:
         """Whether heads can be joined to one: not where each adds a bias of its own to the scores."""

@@ -36,6 +36,13 @@ SCHEMA = 2
 
 _CHUNK = b"vlCM"  # ancillary, private, and not to be copied by a program that edits the picture
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_ARRAYS = {
+    "tokens": (np.float32, 2),
+    "words": (np.float32, 3),
+    "image": (np.uint8, 1),
+    "pixel_values": (np.float32, 3),
+}
+"""Type and number of axes of each array."""
 _BLANK = "0" * 64
 """Stands for the digest while that is computed."""
 
@@ -241,12 +248,14 @@ def _check_content(content: dict[str, Any], arrays: dict[str, NDArray[Any]], pat
     lacking += [name for name in ("tokens", "words") if name not in arrays]
     if lacking:
         raise FileError(f"{str(path)!r}: the explanation inside is damaged (it lacks {', '.join(lacking)})")
+    for name, array in arrays.items():
+        kind, axes = _ARRAYS.get(name, (array.dtype, array.ndim))
+        if array.dtype != kind or array.ndim != axes:
+            raise FileError(
+                f"{str(path)!r}: the explanation inside is damaged ({name} of type {array.dtype} and shape "
+                f"{array.shape}, in place of {axes} axes of {np.dtype(kind)})"
+            )
     tokens, words = arrays["tokens"], arrays["words"]
-    if tokens.ndim != 2 or words.ndim != 3:
-        raise FileError(
-            f"{str(path)!r}: the explanation inside is damaged (a map of shape {tokens.shape}, maps of words of shape "
-            f"{words.shape})"
-        )
     if not (np.isfinite(tokens).all() and np.isfinite(words).all()):
         raise FileError(f"{str(path)!r}: the explanation inside is damaged (a map with values that are not finite)")
 

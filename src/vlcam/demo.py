@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vlcam import scenes, zoo
 from vlcam.archive import make_folder
-from vlcam.compare import compare
 from vlcam.errors import InputError
 from vlcam.explanation import Explanation
-from vlcam.grid import all_recipes
+from vlcam.fitting import all_recipes
+from vlcam.galleries import compare
 
 __all__ = ["Written", "run"]
 

@@ -15,6 +15,7 @@ KINDS = ("recipe", "weights", "model", "preprocessing", "image", "text", "versio
 _KINDS = {
     "recipe": "recipe",
     "run": "recipe",
+    "run.batch": "model",
     "run.blocks": "model",
     "run.prefix_tokens": "model",
     "run.windows": "model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -13,13 +14,14 @@ import torch
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.asking import BATCH, Progress
+from vlcam.batches import in_batch
 from vlcam.boxes import check_threshold
 from vlcam.capture import Capture, capture
 from vlcam.catalogue import default, named
 from vlcam.choices import Layers, takes_target
 from vlcam.errors import InputError, RecipeError
 from vlcam.explanation import Explanation
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 from vlcam.grounding import Grounding, check_caption, grounded
 from vlcam.images import ImageSource
 from vlcam.making import Asking, Empty, Making, own_conditions
@@ -146,7 +148,7 @@ class Explainer:
         strict: bool = False,
         batch: int = BATCH,
         progress: Progress | None = None,
-        tapped: Mapping[str, Sequence[int]] | None = None,
+        conditions: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Explain with many recipes; those that share a head share one forward pass, and equal targets one backward.
 
@@ -165,8 +167,9 @@ class Explainer:
             strict: as in `explain`.
             batch: as in `explain`.
             progress: as in `explain`, for one recipe after the other.
-            tapped: what every pass taps besides, as `provenance["model"]["tapped"]` of an explanation states it. The
-                same recipe then comes out bit for bit as it did beside others.
+            conditions: the provenance of an explanation of one pair, whose last bits are to come out again. Every pass
+                then taps what that pass tapped (`model.tapped`), and the pair runs among copies of itself in a batch of
+                the same shape (`run.batch`).
 
         Returns:
             What `explain` returns for each recipe, in order.
@@ -186,8 +189,9 @@ class Explainer:
                     raise
         if recipes is None and _one_text(text, against):
             jobs = [job for job in jobs if not job.target.compares]
-        asking = Asking(batch, progress)
-        how: dict[str, Any] = {"asking": asking, "empty": empty, "also": taps_of(self.adapter, tapped or {})}
+        read, shape = _conditions(conditions)
+        asking = Asking(shape.get("variants") or batch, progress)
+        how: dict[str, Any] = {"asking": asking, "empty": empty, "also": taps_of(self.adapter, read), "shape": shape}
         return self._explain(image, text, asked, jobs, against=against, answer=answer, strict=strict, **how)
 
     def ambiguity(
@@ -463,6 +467,7 @@ class Explainer:
         against: Sequence[str] | str | None,
         answer: Sequence[str] | str | None,
         strict: bool,
+        shape: Mapping[str, Any] = MappingProxyType({}),
         work: Callable[[Making, list[Job]], Sequence[Sequence[Any]]] = Making.explanations,
         **how: Any,
     ) -> list[Any]:
@@ -477,6 +482,7 @@ class Explainer:
                 pairs = pair_up(
                     self.adapter, image, read, classes=asked.count, against=against, answer=answer, strict=strict
                 )
+                pairs = in_batch(self.adapter, pairs, shape) if shape else pairs
                 targets = _placed([job.target for job in chosen], asked, pairs, self.adapter.heads)
                 placed = [
                     replace(job, target=_of_tokens(job, target, pairs))
@@ -486,11 +492,16 @@ class Explainer:
                     wholes = wholes * len(pairs.inputs.image_of) if len(wholes) == 1 else wholes
                 made = work(self._making(pairs, wholes=wholes, **how), placed)
             for index, each in zip(indices, made, strict=True):
-                found[index] = each if pairs.many else each[0]
+                found[index] = each if pairs.many else each[shape.get("pair", 0)]
         return found
 
     def _making(self, pairs: Pairs, **how: Any) -> Making:
         return Making(self.adapter, self.name, self._weights, pairs, **how)
+
+
+def _conditions(record: Mapping[str, Any] | None) -> tuple[Mapping[str, Sequence[int]], Mapping[str, Any]]:
+    """What was tapped and the shape of the batch, as a provenance states them; older ones do not."""
+    return ({}, {}) if record is None else (record["model"].get("tapped") or {}, record["run"].get("batch") or {})
 
 
 def _of_place(explanation: Explanation, place: Place) -> Explanation:

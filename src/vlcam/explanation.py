@@ -25,6 +25,7 @@ from vlcam.likeness import TOP
 from vlcam.maps import normalised
 from vlcam.provenance import SCHEMA
 from vlcam.recipe import Recipe
+from vlcam.recordform import check_form
 from vlcam.regions import Region
 from vlcam.scores import Score
 from vlcam.text import lay_out, phrase_spans
@@ -32,7 +33,7 @@ from vlcam.text import lay_out, phrase_spans
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vlcam.contrast import Comparison
+    from vlcam.comparison import Comparison
     from vlcam.explainer import Explainer
     from vlcam.reporting import Report
     from vlcam.verification import Verification
@@ -262,19 +263,21 @@ class Explanation:
             "provenance": dict(self.provenance),
         }
 
-    def verify(self, model: Explainer, *, image: Any = None) -> Verification:
+    def verify(self, model: Explainer, *, image: Any = None, alone: bool = False) -> Verification:
         """Compute the map again and compare.
 
         Args:
             model: the model that the map was made with.
             image: the image or preprocessed tensor, where the file does not carry it; its hash is compared.
+            alone: whether the pair is computed by itself, where it was one of several of a call. That costs less, and
+                the last bits differ; by default it runs among copies of itself in a batch of the same shape.
 
         Returns:
             Whether the map came out again, the largest difference, and everything that differs.
         """
         from vlcam.verification import verify  # it needs the explainer, which needs this module
 
-        return verify(self, model, image=image)
+        return verify(self, model, image=image, alone=alone)
 
     def compare(self, other: Explanation, *, top: float = TOP) -> Comparison:
         """Compare with another explanation of the same image: which fields differ, and how far apart the maps are.
@@ -286,9 +289,16 @@ class Explanation:
         Raises:
             InputError: of another image, or one of the maps is over the text and the other is not, or is over another.
         """
-        from vlcam.contrast import contrast  # it needs this module
+        from vlcam.comparison import contrast  # it needs this module
 
         return contrast(self, other, top=top)
+
+    def of_same_image(self, other: Explanation) -> bool:
+        """Whether another explanation is of the same image: the same file, or the same pixels in any file."""
+        records = [each.provenance["image"]["sha256"] for each in (self, other)]
+        if records[0] == records[1] or self.image is None or other.image is None:
+            return bool(records[0] == records[1])
+        return pixels_sha256(self.image) == pixels_sha256(other.image)
 
     def report(self) -> Report:
         """The reporting checklist filled in, a methods paragraph, the formula, the sources, and a page of HTML."""
@@ -311,8 +321,8 @@ class Explanation:
         payload = archive.read(Path(path))
         stated = _stated(payload, str(path))
         attachments, wanted = payload.attachments, stated["provenance"]["image"]
-        given = attachments.image if image is None or isinstance(image, Tensor) else image
-        source = None if given is None else same_image(given, wanted)
+        inside = _inside(attachments, wanted, str(path))
+        source = inside if image is None or isinstance(image, Tensor) else same_image(image, wanted)
         if isinstance(image, Tensor):
             attachments = replace(attachments, pixel_values=same_pixels(image, wanted))
         if source:
@@ -416,8 +426,7 @@ def _stated(payload: archive.Payload, path: str) -> dict[str, Any]:
                 f"{path!r}: the recipe's fields have the fingerprint {recipe.fingerprint}, and the file states "
                 f"{record['recipe']['fingerprint']}: one of them was edited"
             )
-        for part in ("image", "text", "model", "run", "versions"):
-            record["provenance"][part]
+        check_form(record, payload.tokens.shape, payload.words.shape)
         place = record["placement"]
         words = zip(record["words"], payload.words, strict=True)
         return {
@@ -433,9 +442,19 @@ def _stated(payload: archive.Payload, path: str) -> dict[str, Any]:
         }
     except RecipeError as error:
         raise FileError(f"{path!r}: its recipe cannot be read ({error})") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, InputError, KeyError, RecursionError, TypeError, ValueError) as error:
         told = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise FileError(f"{path!r}: the record inside is damaged ({told})") from None
+
+
+def _inside(attachments: archive.Attachments, wanted: Mapping[str, Any], path: str) -> SourceImage | None:
+    """The image that travelled in a file, if it is the one on record, and so the tensor."""
+    try:
+        if attachments.pixel_values is not None:
+            same_pixels(torch.from_numpy(attachments.pixel_values), wanted)
+        return None if attachments.image is None else same_image(attachments.image, wanted)
+    except InputError as error:
+        raise FileError(f"{path!r}: the image inside is not that of its record ({error})") from None
 
 
 def _where(explained: Mapping[str, Any]) -> str:

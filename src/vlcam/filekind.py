@@ -47,7 +47,7 @@ def foreign(data: bytes) -> str:
 def _of_json(data: bytes) -> str:
     try:
         found: Any = json.loads(data)
-    except ValueError:  # also for bytes that are no text
+    except (ValueError, RecursionError):  # the former also for bytes that are no text
         return ""
     if isinstance(found, list) and found and all(isinstance(each, dict) and "fingerprint" in each for each in found):
         return "the table of a sweep; sweep --save saves every explanation"

@@ -15,9 +15,9 @@ from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import SCORES, VALUES, Tap
 from vlcam.asking import BATCH, Progress, ask, questions
 from vlcam.attention import Edit
+from vlcam.batches import batch_record
 from vlcam.capture import Capture, capture, integrated, run_heads
 from vlcam.choices import ATTENTION_SITES, COMPARING
-from vlcam.comparing import compared
 from vlcam.errors import EvidenceError, InputError
 from vlcam.evidence import Known, NoGradientError, NotFiniteError, TokenMaps, nothing, token_maps
 from vlcam.explanation import Explanation, WordMap
@@ -39,6 +39,7 @@ from vlcam.provenance import (
 from vlcam.readers import OF_CLASSES, OF_TEXTS, explained_classes
 from vlcam.rows import Selection, select, select_words
 from vlcam.scores import Scores
+from vlcam.similarity import compared
 from vlcam.targets import Target, unread
 from vlcam.text import find_phrase, find_span
 from vlcam.tokens import ImageTokens
@@ -314,6 +315,7 @@ class Making:
             "against": self._against(pair),
             "apart": dict(made.apart),
             "pooled": self._pooled(pair),
+            "batch": batch_record(self.pairs, pair, self.asking.batch if job.recipe.asks else None),
         }
         if job.recipe.prompt != "whole" and job.recipe.target != "caption":
             own["span"] = self._span(job, pair)

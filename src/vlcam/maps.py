@@ -72,7 +72,7 @@ def channel_map(
       answer for cell j. See `vlcam.asking.ask`.
     - `value*gradient`, `value*gradient*similarity`: M[j] = sum over c of G[i,c] v[j,c], times l[j]: i the token that is
       read, G the gradient of what the heads make of their values v, l the key similarity (Zhao et al., ICML 2024).
-    - `similarity`, `surgery`: M[j] is the answer for cell j; see `vlcam.comparing.compared`.
+    - `similarity`, `surgery`: M[j] is the answer for cell j; see `vlcam.similarity.compared`.
     - `none`: M[j] = mean over c of A[j,c].
 
     Args:

@@ -127,13 +127,15 @@ class Verification:
         }
 
 
-def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> Verification:
+def verify(explanation: Explanation, model: Explainer, *, image: Any = None, alone: bool = False) -> Verification:
     """Recompute with a model and compare maps, scores, weights, image and versions.
 
     Args:
         explanation: what was computed or opened.
         model: the model to compute with.
         image: the image or the preprocessed tensor, where the explanation does not carry it.
+        alone: whether the pair is computed by itself, where it was one of several of a call; otherwise among copies of
+            itself, in a batch of the same shape.
 
     Raises:
         InputError: the image is neither carried nor given, the target was a Python callable, the phrase cannot be
@@ -158,7 +160,7 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
             against=run.get("against") or None,
             answer=(explanation.provenance.get("answer") or {}).get("given"),
             empty="keep",
-            tapped=explanation.provenance["model"].get("tapped"),
+            conditions=_conditions_of(explanation, alone=alone),
         )
     except (RecipeError, UnknownNameError) as error:
         made_with = explanation.provenance["model"]["id"]
@@ -166,6 +168,13 @@ def verify(explanation: Explanation, model: Explainer, *, image: Any = None) -> 
             f"the map cannot be computed with model {model.name!r}; it was made with {made_with!r}: {error}"
         ) from None
     return _compared(explanation, _of_word(again, run["span"]) if "target_phrase" in run else again)
+
+
+def _conditions_of(explanation: Explanation, *, alone: bool) -> Mapping[str, Any]:
+    """The provenance, which says what was tapped and in what batch; `alone`, without the latter."""
+    record = explanation.provenance
+    run = {name: value for name, value in record["run"].items() if name != "batch" or not alone}
+    return {**record, "run": run}
 
 
 def _of_word(explanation: Explanation, span: Sequence[int]) -> Explanation:

@@ -30,6 +30,9 @@ def verify(
     image: Images = None,
     model: Annotated[str | None, typer.Option(help="Where the model is now, if not where the record says.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Compute one of several pairs of a call by itself, not in a batch as it was.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute saved maps again and compare; exit code 1 if one does not come out."""
@@ -39,7 +42,7 @@ def verify(
     for path in dict.fromkeys(file):
         try:
             saved = _opened(path, image or [], alone=len(file) == 1)
-            found[path] = saved.verify(_model_of(saved, model, device, models))
+            found[path] = saved.verify(_model_of(saved, model, device, models), alone=alone)
         except UnknownNameError:  # of a model on the command line
             raise
         except VlcamError as error:

@@ -16,7 +16,7 @@ from vlcam.cli import options
 from vlcam.cli.base import bar, emit, family_options, people, read_recipe, refuse_existing, slug, target_of
 from vlcam.errors import FileError, RecipeError, listing
 from vlcam.explanation import Explanation
-from vlcam.grid import fitting
+from vlcam.fitting import fitting
 from vlcam.recipe import Recipe
 
 __all__ = ["sweep"]

@@ -157,7 +157,7 @@ CHECKS = MappingProxyType(
             _authors("r58-clip-surgery", "test_golden_clip.py::test_clip_surgery"),
             _related(
                 "what all texts share adds to nothing over them",
-                "test_comparing.py::test_what_all_texts_share_adds_to_nothing_over_texts",
+                "test_similarity.py::test_what_all_texts_share_adds_to_nothing_over_texts",
             ),
         ),
         "coca-caption": (_derived("test_catalogue.py::test_a_caption_of_coca_is_carried_on_through_the_slots"),),

@@ -11,7 +11,6 @@ import numpy as np
 from vlcam.differences import Difference, by_kind, kind_of, leaves
 from vlcam.errors import InputError
 from vlcam.explanation import Explanation
-from vlcam.images import pixels_sha256
 from vlcam.likeness import TOP, Likeness, Map, likeness
 
 __all__ = ["Comparison", "contrast"]
@@ -82,11 +81,10 @@ def contrast(one: Explanation, other: Explanation, *, top: float = TOP) -> Compa
 
 
 def _check_images(one: Explanation, other: Explanation) -> None:
-    """Refuse two images. The same pixels in two files are one image."""
-    hashes = [each.provenance["image"]["sha256"] for each in (one, other)]
-    pictures = [None if each.image is None else pixels_sha256(each.image) for each in (one, other)]
-    if hashes[0] == hashes[1] or (pictures[0] is not None and pictures[0] == pictures[1]):
+    """Refuse two images."""
+    if one.of_same_image(other):
         return
+    hashes = [each.provenance["image"]["sha256"] for each in (one, other)]
     names = [f"{each.provenance['image']['name']!r} {each.placement.original}" for each in (one, other)]
     raise InputError(
         f"explanations of two images, {names[0]} with the SHA-256 {hashes[0]} and {names[1]} with {hashes[1]}: their "

@@ -126,7 +126,10 @@ def _of_one_image(explanations: Sequence[Explanation]) -> Explanation:
         raise InputError(
             f"explanations that are {type(odd[0]).__name__}: give a flat list of explanations of one image"
         )
-    images = {explanation.provenance["image"]["sha256"] for explanation in explanations}
+    images: list[Explanation] = []
+    for explanation in explanations:
+        if not any(explanation.of_same_image(other) for other in images):
+            images.append(explanation)
     if len(images) > 1:
         raise InputError(f"explanations of {len(images)} images: give those of one")
     return explanations[0]
