@@ -367,6 +367,7 @@ def test_each_prompt_is_what_explain_gives_for_it_alone(image, prompt, scale):
         assert each.explanation.provenance["text"] == alone.provenance["text"]
         run, wanted = (dict(exp.provenance["run"]) for exp in (each.explanation, alone))
         assert run.pop("target_value") == pytest.approx(wanted.pop("target_value"), abs=1e-5)
+        assert run.pop("batch") == wanted.pop("batch") if prompt else run.pop("batch") != wanted.pop("batch")
         assert run == wanted
         assert list(each.explanation.scores) == list(alone.scores)
         assert each.explanation.verify(explainer).reproduced

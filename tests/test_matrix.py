@@ -105,10 +105,12 @@ def test_without_what_the_pass_read_besides_the_last_bits_are_others():
     alone = model.explain(SCENE.image, None, "torchcam-gradcam++", target=17)
     assert alone.provenance["model"]["tapped"] == {"vision.F1": [5]}
     assert alone.tokens.tobytes() != beside.tokens.tobytes()
-    (again,) = model.sweep(SCENE.image, None, ["torchcam-gradcam++"], target=17, tapped=tapped)
+    record = beside.provenance
+    (again,) = model.sweep(SCENE.image, None, ["torchcam-gradcam++"], target=17, conditions=record)
     assert again.tokens.tobytes() == beside.tokens.tobytes()
     of_others = {"text.F2": [0], "vision.F2": [99], "vision.CROSS": [0], "vision.F2_SCORES": [0]}
-    (other,) = model.sweep(SCENE.image, None, ["torchcam-gradcam++"], target=17, tapped=of_others)
+    record = {**record, "model": {**record["model"], "tapped": of_others}}
+    (other,) = model.sweep(SCENE.image, None, ["torchcam-gradcam++"], target=17, conditions=record)
     assert other.provenance["model"]["tapped"] == {"vision.F1": [5], "vision.F2_SCORES": [0]}
 
 

@@ -109,3 +109,11 @@ def test_grad_eclip_reads_the_values_of_lavis_towers(kind, name):
         attention.scale *= heads**-0.5
     again = model.explain(pixels, TEXTS[0], "grad-eclip", relu="none")
     np.testing.assert_allclose(again.tokens, found.tokens, rtol=0, atol=1e-5 * np.abs(found.tokens).max())
+
+
+@pytest.mark.parametrize("kind", ["blip", "albef"])
+@pytest.mark.parametrize("recipe", ["chefer-bimodal", "lavis-itm"])
+def test_pairs_of_one_call_come_out_bit_for_bit(kind, recipe):
+    model, pixels = matcher(kind), models.pixels(3)
+    for made in (*model.explain(pixels[0], TEXTS, recipe), *model.explain(pixels, TEXTS[1], recipe)):
+        assert made.verify(model).identical

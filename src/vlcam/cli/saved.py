@@ -31,7 +31,8 @@ def verify(
     model: Annotated[str | None, typer.Option(help="Where the model is now, if not where the record says.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     alone: Annotated[
-        bool, typer.Option("--alone", help="Compute one of several pairs of a call by itself, not in a batch as it was.")
+        bool,
+        typer.Option("--alone", help="Compute one of several pairs of a call by itself, not in a batch as it was."),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
