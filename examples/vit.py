@@ -285,9 +285,11 @@ show(vlcam.gallery(named))
 entry = vlcam.recipes()["legrad"]
 print(entry.citation)
 print(entry.code)
-print(entry.notes)
+print(entry.departs)
 print()
-print(vlcam.formula(entry.recipe))
+fitted = next(each for each in named if each.recipe.name == "legrad")
+print(fitted.provenance["run"]["fitted"]["target"])
+print(vlcam.formula(fitted.recipe))
 
 # %% [markdown]
 """
