@@ -288,7 +288,6 @@ print(entry.code)
 print(entry.departs)
 print()
 fitted = next(each for each in named if each.recipe.name == "legrad")
-print(fitted.provenance["run"]["fitted"]["target"])
 print(vlcam.formula(fitted.recipe))
 
 # %% [markdown]
