@@ -114,6 +114,6 @@ def test_grad_eclip_reads_the_values_of_lavis_towers(kind, name):
 @pytest.mark.parametrize("kind", ["blip", "albef"])
 @pytest.mark.parametrize("recipe", ["chefer-bimodal", "lavis-itm"])
 def test_pairs_of_one_call_come_out_bit_for_bit(kind, recipe):
-    model, pixels = matcher(kind), torch.cat([models.pixels(1), models.pixels(1).flip(-1)])
-    for made in (*model.explain(pixels[:1], TEXTS, recipe), *model.explain(pixels, TEXTS[1], recipe)):
+    model, pixels = matcher(kind), models.pixels(1, batch=3)
+    for made in (*model.explain(pixels[0], TEXTS, recipe), *model.explain(pixels, TEXTS[1], recipe)):
         assert made.verify(model).identical
