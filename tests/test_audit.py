@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import vlcam
-from vlcam import cli
 from vlcam.ambiguity import fitting_recipes
 from vlcam.auditing import reading, schema
 from vlcam.auditing.counting import adaptations
@@ -422,22 +421,6 @@ def test_the_figure_shows_what_was_counted():
     assert found.figure().get_suptitle() == "rows: 5 papers"
     none = [row | {"heads": "mean"} for row in coded(1)]
     assert "no recipe fits any paper" in next(text.get_text() for text in vlcam.audit(none).figure().axes[2].texts)
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return call
 
 
 def test_the_template_is_a_table_with_one_row(run, tmp_path, monkeypatch):

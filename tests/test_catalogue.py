@@ -24,7 +24,7 @@ from test_swin import made as made_swin
 from test_swin import wrapped as wrapped_swin
 
 import vlcam
-from vlcam import citations, cli
+from vlcam import citations
 from vlcam.bibtex import bibliography
 from vlcam.citations import Citation
 from vlcam.explainer import Explainer
@@ -37,22 +37,6 @@ ENC = len(models.PIECES) + 1
 TEXT = "a red circle and a blue dog"
 
 each_entry = pytest.mark.parametrize("entry", RECIPES.values(), ids=RECIPES)
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code or 0
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return call
 
 
 def assert_close(found, wanted, share=1e-5):

@@ -26,22 +26,6 @@ def photo(scene, tmp_path):
     return path
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return call
-
-
 def explain(photo, scene, out, *more):
     return ("explain", "--model", "tiny-blip-itm", "--image", photo, "--text", scene.caption, "--out", out, *more)
 

@@ -21,7 +21,7 @@ from latex2mathml.converter import convert
 from PIL import Image
 
 import vlcam
-from vlcam import choices, cli, markup, scenes, wording
+from vlcam import choices, markup, scenes, wording
 from vlcam.reporting import aggregation, facts, fragment, latex, pictures, prose
 from vlcam.reporting.facts import NOT_RECORDED
 from vlcam.reporting.report import ENDINGS
@@ -744,20 +744,6 @@ def test_the_code_on_the_report_page_runs(tmp_path, monkeypatch, capsys):
 
 
 # The command line
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return call
 
 
 def test_the_command_writes_one_file_or_a_folder(run, exps, tmp_path):

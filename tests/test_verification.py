@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vlcam
-from vlcam import cli, scenes
+from vlcam import scenes
 from vlcam.differences import KINDS, Difference, by_kind, kind_of, leaves
 from vlcam.filekind import foreign
 
@@ -37,22 +37,6 @@ def of_class(vit):
 @pytest.fixture(scope="module")
 def of_text(itm):
     return itm.explain(SCENE.image, SCENE.caption)
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return call
 
 
 def told(explanation, path, value):
