@@ -650,7 +650,7 @@ def test_the_record_is_json_and_names_every_member(narrow, tmp_path):
     with pytest.raises(vlcam.FileError, match="exists already"):
         narrow.save(path)
     narrow.save(path, overwrite=True)
-    with pytest.raises(vlcam.FileError, match=r"give a path that ends in \.json"):
+    with pytest.raises(vlcam.FileError, match=r"an ambiguity is saved as JSON; give a name that ends in \.json"):
         narrow.save(tmp_path / "ambiguity.png")
 
 

@@ -29,7 +29,7 @@ from vlcam.errors import FileError, InputError
 from vlcam.filekind import foreign
 from vlcam.images import open_image, pixels_sha256
 
-__all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write", "write_text"]
+__all__ = ["SCHEMA", "Attachments", "Payload", "make_folder", "read", "write", "write_json", "write_text"]
 
 SCHEMA = 2
 """Version of the file; what 1 wrote is read too. There the digest is over the content, and not over its bytes."""
@@ -102,6 +102,18 @@ def write_text(path: Path, text: str, *, overwrite: bool) -> Path:
     """
     # A name that was not UTF-8 on disk has such signs; within the strings of JSON their escape means them.
     return _write(path, text.encode("utf-8", "backslashreplace"), overwrite)
+
+
+def write_json(path: Path, what: str, values: Any, *, overwrite: bool, indent: int | None = 2) -> Path:
+    """Write JSON values as text; as `write_text`.
+
+    Raises:
+        FileError: besides, the ending is not `.json`; says what is saved so.
+    """
+    if path.suffix.lower() != ".json":
+        raise FileError(f"{str(path)!r}: {what} is saved as JSON; give a name that ends in .json")
+    text = json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_text(path, text, overwrite=overwrite)
 
 
 def _write(path: Path, data: bytes, overwrite: bool) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections import UserDict
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from vlcam import archive
 from vlcam.boxes import RULE, Box, Component, area, largest_component
-from vlcam.errors import FileError, InputError, UnknownNameError, listing
+from vlcam.errors import InputError, UnknownNameError, listing
 from vlcam.evidence import Status
 from vlcam.explanation import Explanation
 from vlcam.groundpicture import SIDE, drawn, figure
@@ -281,11 +280,7 @@ class Grounding:
         Raises:
             FileError: another ending, the file exists, or it cannot be written.
         """
-        file = Path(path)
-        if file.suffix.lower() != ".json":
-            raise FileError(f"{str(file)!r}: a grounding is saved as JSON; give a name that ends in .json")
-        text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return archive.write_text(file, text, overwrite=overwrite)
+        return archive.write_json(Path(path), "a grounding", self.record(), overwrite=overwrite)
 
     def drawn(self, *, side: int = SIDE) -> Image.Image:
         """The image with a numbered box and a point at the peak of every phrase; phrases and scores stand below.

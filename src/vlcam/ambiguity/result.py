@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,8 +19,8 @@ from vlcam.ambiguity import statistics
 from vlcam.ambiguity.advice import Advice, advice
 from vlcam.ambiguity.description import FIELDS, Description, shown_value
 from vlcam.ambiguity.domain import held
-from vlcam.archive import make_folder
-from vlcam.errors import EvidenceError, FileError, InputError, RecipeError, listing
+from vlcam.archive import make_folder, write_json
+from vlcam.errors import EvidenceError, InputError, RecipeError, listing
 from vlcam.evidence import Status
 from vlcam.geometry import Placement, to_original
 from vlcam.recipe import Recipe
@@ -337,16 +336,8 @@ class Ambiguity:
             FileError: another ending, the file exists, or it cannot be written.
         """
         target = Path(path)
-        if target.suffix != ".json":
-            raise FileError(f"{str(target)!r}: an ambiguity is saved as JSON; give a path that ends in .json")
-        if target.exists() and not overwrite:
-            raise FileError(f"{str(target)!r} exists already; choose another path, or pass overwrite=True")
         make_folder(target.parent)
-        try:
-            target.write_text(json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"{str(target)!r} cannot be written: {error}") from None
-        return target
+        return write_json(target, "an ambiguity", self.to_dict(), overwrite=overwrite, indent=None)
 
     def __str__(self) -> str:
         """One screen: how many recipes, how far apart, which fields, and what to add."""

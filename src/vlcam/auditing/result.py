@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlcam.archive import write_text
+from vlcam.archive import write_json
 from vlcam.auditing import tables
 from vlcam.auditing.counting import FieldCount, GroupCount, Part
 from vlcam.auditing.opening import Opening, Spread
-from vlcam.errors import FileError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,11 +101,7 @@ class Audit:
         Raises:
             FileError: another ending, the file exists, or it cannot be written.
         """
-        file = Path(path)
-        if file.suffix.lower() != ".json":
-            raise FileError(f"{str(file)!r}: an audit is saved as JSON; give a name that ends in .json")
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_text(file, text, overwrite=overwrite)
+        return write_json(Path(path), "an audit", self.to_dict(), overwrite=overwrite)
 
     def figure(self, title: str = "") -> Figure:
         """What is stated, by field; how adaptations are backed; how many recipes are left open.
