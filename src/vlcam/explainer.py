@@ -8,9 +8,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import torch
-
 from vlcam.adapter import ModelAdapter
 from vlcam.anatomy import Anatomy, Tap, block_numbers
 from vlcam.asking import BATCH, Progress
@@ -28,14 +25,13 @@ from vlcam.making import Asking, Empty, Making, own_conditions
 from vlcam.naming import block_named
 from vlcam.pairing import Pairs, pair_up
 from vlcam.phrases import RULE, Place, places, within_limit
+from vlcam.placing import of_tokens, placed
 from vlcam.plan import Job, plan
 from vlcam.provenance import WeightsHash, taps_of
 from vlcam.questions import Asked, read_target
-from vlcam.readers import OF_TEXTS, HeadKind
 from vlcam.recipe import Recipe
-from vlcam.regions import on_model_input
-from vlcam.targets import Target, resolve
-from vlcam.text import find_phrase, find_span
+from vlcam.targets import resolve
+from vlcam.text import find_span
 
 if TYPE_CHECKING:
     from vlcam.ambiguity import Ambiguity, Description, Preset
@@ -371,7 +367,7 @@ class Explainer:
                 self.adapter, image, text, classes=asked.count, against=against, answer=answer, strict=strict
             )
             taps = [Tap(stream, index, site) for index in indices]
-            (wanted,) = _placed([target_there], asked, pairs, self.adapter.heads)
+            (wanted,) = placed([target_there], asked, pairs, self.adapter.heads)
             (found,) = capture(self.adapter, pairs.inputs, taps, [wanted])
         return found
 
@@ -431,7 +427,7 @@ class Explainer:
             pairs = pair_up(
                 self.adapter, image, prompts, classes=asked.count, against=against, answer=answer, strict=strict
             )
-            (target,) = _placed([job.target], asked, pairs, self.adapter.heads)
+            (target,) = placed([job.target], asked, pairs, self.adapter.heads)
             making = self._making(pairs, wholes=(text,) * len(found), **how)
             (made,) = making.explanations([replace(job, target=target)])
         return [_of_place(each, place) for each, place in zip(made, found, strict=True)]
@@ -483,14 +479,14 @@ class Explainer:
                     self.adapter, image, read, classes=asked.count, against=against, answer=answer, strict=strict
                 )
                 pairs = in_batch(self.adapter, pairs, shape) if shape else pairs
-                targets = _placed([job.target for job in chosen], asked, pairs, self.adapter.heads)
-                placed = [
-                    replace(job, target=_of_tokens(job, target, pairs))
+                targets = placed([job.target for job in chosen], asked, pairs, self.adapter.heads)
+                ready = [
+                    replace(job, target=of_tokens(job, target, pairs))
                     for job, target in zip(chosen, targets, strict=True)
                 ]
                 if wholes:
                     wholes = wholes * len(pairs.inputs.image_of) if len(wholes) == 1 else wholes
-                made = work(self._making(pairs, wholes=wholes, **how), placed)
+                made = work(self._making(pairs, wholes=wholes, **how), ready)
             for index, each in zip(indices, made, strict=True):
                 found[index] = each if pairs.many else each[shape.get("pair", 0)]
         return found
@@ -529,51 +525,3 @@ def _phrases(text: Any, job: Job) -> tuple[Any, tuple[str, ...]]:
     spans = [find_span(each, job.phrase, job.occurrence) for each in wholes]
     phrases = [each[start:end] for each, (start, end) in zip(wholes, spans, strict=True)]
     return (phrases[0] if isinstance(text, str) else phrases), wholes
-
-
-def _placed(targets: Sequence[Target], asked: Asked, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Sequence[Target]:
-    """The targets of these pairs: each with its own text, or with the region laid on its model input."""
-    return [_of_texts(target, pairs, heads) for target in _within_region(targets, asked, pairs)]
-
-
-def _of_texts(target: Target, pairs: Pairs, heads: Mapping[str, HeadKind]) -> Target:
-    kind, taking = heads[target.head], pairs.compared
-    if kind not in OF_TEXTS or taking is None:
-        return target
-    if target.compares and not target.differentiate and int(taking.sum(1).min()) < 2:
-        raise RecipeError(
-            "the recipe compares the text with others, and there is one; give several texts, or others with "
-            "against=[...], for example ['']"
-        )
-    if target.compares and int(taking.sum(1).min()) < 2:
-        raise RecipeError(
-            f"{target.label} of one text: it compares the text with others, and without any it is the same for every "
-            "image, so that its gradient is zero; give several texts, or others with against=[...], or take "
-            "scale='logit' or 'cosine'"
-        )
-    placed = target.of_classes(pairs.inputs.text_of)
-    return placed.within(taking) if target.compares and not bool(taking.all()) else placed
-
-
-def _of_tokens(job: Job, target: Target, pairs: Pairs) -> Target:
-    """For the likelihood of a phrase of a caption: the target of its tokens, which the rows before them tell."""
-    texts = pairs.inputs.texts
-    if job.recipe.target != "caption" or job.recipe.prompt != "phrase" or job.phrase is None or texts is None:
-        return target
-    counted = torch.zeros(len(pairs.inputs.text_of), next(iter(texts.tensors.values())).shape[1], device="cpu")
-    for pair, text in enumerate(pairs.inputs.text_of):
-        layout = texts.layouts[text]
-        tokens = layout.tokens_of(find_phrase(layout, job.phrase, job.occurrence))
-        counted[pair, [token - 1 for token in tokens]] = 1
-    part = f"{job.phrase} {job.occurrence}"
-    return replace(target, label=f"{target.label} of {job.phrase!r}", part=part).within(counted)
-
-
-def _within_region(targets: Sequence[Target], asked: Asked, pairs: Pairs) -> Sequence[Target]:
-    """The targets with the region laid on each pair's model input."""
-    if asked.region is None:
-        return targets
-    images = pairs.inputs.images
-    laid = [on_model_input(asked.region, images.placements[image]) for image in pairs.inputs.image_of]
-    weights = torch.from_numpy(np.stack(laid)).to(images.pixel_values.device)
-    return [target.within(weights) for target in targets]
