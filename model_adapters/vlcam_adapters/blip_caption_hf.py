@@ -82,7 +82,8 @@ class BlipCaptionHF(BlipAdapter):
     @property
     def fusion_blocks(self) -> Sequence[Any]:
         """Those of the decoder."""
-        return self.module.text_decoder.bert.encoder.layer  # type: ignore[no-any-return]
+        blocks: Sequence[Any] = self.module.text_decoder.bert.encoder.layer
+        return blocks
 
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """Log-probability of each next token of the pair's caption, [P, N], 0 behind its last."""

@@ -85,7 +85,8 @@ class BlipItmHF(BlipAdapter):
     @property
     def fusion_blocks(self) -> Sequence[Any]:
         """Those of the text encoder."""
-        return self.module.text_encoder.encoder.layer  # type: ignore[no-any-return]
+        blocks: Sequence[Any] = self.module.text_encoder.encoder.layer
+        return blocks
 
     def head(self, name: str, shared: Tensor, inputs: Inputs) -> Tensor:
         """`itm`: logits [P, 2] of (no match, match). `contrastive`: cosine [P] of the two projections."""

@@ -96,7 +96,8 @@ class BlipVqaHF(BlipAdapter):
     @property
     def fusion_blocks(self) -> Sequence[Any]:
         """Those of the encoder of the question."""
-        return self.module.text_encoder.encoder.layer  # type: ignore[no-any-return]
+        blocks: Sequence[Any] = self.module.text_encoder.encoder.layer
+        return blocks
 
     def prepare_answers(self, answers: Sequence[str]) -> PreparedTexts:
         """Tokenise with padding; answers are opened by [DEC]."""
