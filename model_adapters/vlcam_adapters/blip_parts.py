@@ -17,7 +17,7 @@ from vlcam.anatomy import Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError, InputError
 from vlcam.images import SourceImage
 from vlcam_adapters.blip_blocks import fusion_block, share_rows
-from vlcam_adapters.classifier import ImageSizes, given_pixels, on_model, pair
+from vlcam_adapters.classifier import ImageSizes, given_pixels, pair, processed_pixels
 from vlcam_adapters.hf_loading import load_model, loading, placed
 from vlcam_adapters.hf_processing import checked_ids, framing, processed, spelt_back, tokenised
 
@@ -168,14 +168,8 @@ class BlipAdapter(ModelAdapter):
 
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the model's own image processor."""
-        pixels, placements, steps = processed(self._image_processor, self._frame, images)
-        more = self._sizes.steps(self._frame.size)
-        return PreparedImages(
-            on_model(self.module, pixels),
-            placements,
-            tuple((*own, *more) for own in steps),
-            self._sizes.grid(self._frame.size),
-        )
+        found = processed(self._image_processor, self._frame, images)
+        return processed_pixels(self.module, self._sizes, self._frame.size, *found)
 
     def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
         """Take normalised pixels [I, 3, H, W].

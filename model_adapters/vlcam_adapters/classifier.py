@@ -29,6 +29,7 @@ __all__ = [
     "given_pixels",
     "on_model",
     "pair",
+    "processed_pixels",
     "stage_grid",
     "windowed_notes",
 ]
@@ -290,6 +291,19 @@ def given_pixels(module: nn.Module, sizes: ImageSizes, pixel_values: Tensor) -> 
         (steps,) * len(pixel_values),
         sizes.grid(size),
     )
+
+
+def processed_pixels(
+    module: nn.Module,
+    sizes: ImageSizes,
+    size: tuple[int, int],
+    pixels: Tensor,
+    placements: tuple[Placement, ...],
+    steps: Sequence[tuple[dict[str, Any], ...]],
+) -> PreparedImages:
+    """Pixels [I, 3, H, W] as a processor made them, with its steps and those of the model for that size."""
+    more = sizes.steps(size)
+    return PreparedImages(on_model(module, pixels), placements, tuple((*own, *more) for own in steps), sizes.grid(size))
 
 
 def on_model(module: nn.Module, pixel_values: Tensor) -> Tensor:

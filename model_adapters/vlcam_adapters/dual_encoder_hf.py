@@ -19,7 +19,7 @@ from vlcam.adapter import Inputs, ModelAdapter, PreparedImages, PreparedTexts
 from vlcam.anatomy import Anatomy, Block, Reading, StreamAnatomy
 from vlcam.errors import AdapterError, InputError
 from vlcam.images import SourceImage
-from vlcam_adapters.classifier import ImageSizes, given_pixels, on_model, pair
+from vlcam_adapters.classifier import ImageSizes, given_pixels, pair, processed_pixels
 from vlcam_adapters.clip_text import Pool, TowerTexts, check_tokenizer, read_back, tokenise
 from vlcam_adapters.contrastive import NO_FUSION, pixel_statistics
 from vlcam_adapters.hf_processing import framing, per_channel, processed
@@ -147,14 +147,8 @@ class DualEncoderHF(ModelAdapter):
 
     def prepare_images(self, images: Sequence[SourceImage]) -> PreparedImages:
         """Run the model's own image processor."""
-        pixels, placements, steps = processed(self._image_processor, self._frame, images)
-        more = self._sizes.steps(self._frame.size)
-        return PreparedImages(
-            on_model(self.module, pixels),
-            placements,
-            tuple((*own, *more) for own in steps),
-            self._sizes.grid(self._frame.size),
-        )
+        found = processed(self._image_processor, self._frame, images)
+        return processed_pixels(self.module, self._sizes, self._frame.size, *found)
 
     def accept_pixels(self, pixel_values: Tensor) -> PreparedImages:
         """Take normalised pixels [I, 3, H, W].

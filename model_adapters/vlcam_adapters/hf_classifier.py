@@ -13,7 +13,7 @@ from vlcam.adapter import Prefix, PreparedImages
 from vlcam.anatomy import Block, Reading
 from vlcam.errors import AdapterError, InputError
 from vlcam.images import SourceImage
-from vlcam_adapters.classifier import ClassifierAdapter, ImageSizes, Normalisation, class_names, on_model, pair
+from vlcam_adapters.classifier import ClassifierAdapter, ImageSizes, Normalisation, class_names, pair, processed_pixels
 from vlcam_adapters.hf_loading import load_model, loading, placed
 from vlcam_adapters.hf_processing import Framing, framing, per_channel, processed, whole_pixels
 
@@ -137,14 +137,8 @@ class HFClassifier(ClassifierAdapter):
                 "the processor, vlcam.wrap(model, processor), for example AutoImageProcessor.from_pretrained(...), or "
                 "a float tensor [3, H, W] that is already preprocessed"
             )
-        pixels, placements, steps = processed(self.processor, self._frame, images)
-        more = self.sizes.steps(self.size)
-        return PreparedImages(
-            on_model(self.module, pixels),
-            placements,
-            tuple((*own, *more) for own in steps),
-            self.sizes.grid(self.size),
-        )
+        found = processed(self.processor, self._frame, images)
+        return processed_pixels(self.module, self.sizes, self.size, *found)
 
     def logits(self, pixel_values: Tensor) -> Tensor:
         """Class logits of the model's own forward."""
