@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, cast, get_args
 
+from vlcam import textform
 from vlcam.choices import (
     ASKING,
     ATTENTION_SITES,
@@ -235,15 +235,11 @@ class Recipe:
         Raises:
             RecipeError: text that is not JSON, or not a recipe.
         """
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise RecipeError(f"not JSON: {error}") from None
-        return cls.from_dict(_table(values))
+        return cls.from_dict(textform.table("a recipe", textform.from_json(text)))
 
     def to_toml(self) -> str:
         """The recipe as TOML text."""
-        return "".join(f"{field} = {_toml(value)}\n" for field, value in self.to_dict().items())
+        return textform.to_toml(self.to_dict())
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -252,11 +248,7 @@ class Recipe:
         Raises:
             RecipeError: text that is not TOML, or not a recipe.
         """
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"not TOML: {error}") from None
-        return cls.from_dict(values)
+        return cls.from_dict(textform.from_toml(text))
 
     def groups(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The fields under the headings of the reporting checklist."""
@@ -382,14 +374,3 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "discard": lambda value: _share(value),
 }
 """Fields that hold more than a word of their own."""
-
-
-def _toml(value: object) -> str:
-    """Strings, numbers and lists of them are written alike in TOML and in JSON, but for one control sign."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _table(values: object) -> Mapping[str, Any]:
-    if not isinstance(values, dict):
-        raise RecipeError(f"a recipe is a table of fields, found {type(values).__name__}")
-    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 import yaml
 
+from vlcam import textform
 from vlcam.choices import GROUPS
 from vlcam.errors import RecipeError, listing
 from vlcam.recipe import Recipe, in_form
@@ -143,9 +143,7 @@ class Description:
         Raises:
             RecipeError: as in the constructor.
         """
-        if not isinstance(values, Mapping):
-            raise RecipeError(f"a description is a table of fields, found {type(values).__name__}")
-        return cls(**values)
+        return cls(**textform.table("a description", values))
 
     def to_json(self) -> str:
         """The description as JSON text."""
@@ -158,16 +156,11 @@ class Description:
         Raises:
             RecipeError: text that is not JSON, or not a description.
         """
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise RecipeError(f"not JSON: {error}") from None
-        return cls.from_dict(values)
+        return cls.from_dict(textform.from_json(text))
 
     def to_toml(self) -> str:
         """The description as TOML text."""
-        lines = {field: json.dumps(value, ensure_ascii=False) for field, value in self.to_dict().items()}
-        return "".join(f"{field} = {value}\n" for field, value in lines.items()).replace("\x7f", "\\u007f")
+        return textform.to_toml(self.to_dict())
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -176,11 +169,7 @@ class Description:
         Raises:
             RecipeError: text that is not TOML, or not a description.
         """
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"not TOML: {error}") from None
-        return cls.from_dict(values)
+        return cls.from_dict(textform.from_toml(text))
 
     def to_yaml(self) -> str:
         """The description as YAML text."""
@@ -193,11 +182,7 @@ class Description:
         Raises:
             RecipeError: text that is not YAML, or not a description.
         """
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise RecipeError(f"not YAML: {' '.join(str(error).split())}") from None
-        return cls.from_dict(values)
+        return cls.from_dict(textform.from_yaml(text))
 
     def _sets(self) -> dict[str, frozenset[Any]]:
         return {field: frozenset(values) for field, values in self.stated.items()}

@@ -17,7 +17,7 @@ from vlcam.ambiguity.measure import narrowed
 from vlcam.ambiguity.presets import described
 from vlcam.archive import make_folder
 from vlcam.cli import options
-from vlcam.cli.base import emit, family_options, people, refuse_existing, slug, target_of
+from vlcam.cli.base import emit, family_options, people, read_file, refuse_existing, slug, target_of
 from vlcam.errors import FileError, InputError, RecipeError, UnknownNameError
 from vlcam.questions import read_target
 
@@ -109,13 +109,7 @@ def _read(given: str) -> Description:
         if path.is_file():
             raise UnknownNameError(f"description file {given!r}: give one that ends in {', '.join(_READERS)}")
         return described(given)
-    if not path.is_file():
-        raise UnknownNameError(f"description file {given!r}: no such file")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"description file {given!r} cannot be read: {error}") from None
-    return _READERS[path.suffix](content)
+    return _READERS[path.suffix](read_file("description", given))
 
 
 def _stating(description: Description, state: Sequence[str], open_: Sequence[str]) -> Description:

@@ -28,6 +28,7 @@ __all__ = [
     "family_options",
     "main",
     "people",
+    "read_file",
     "read_recipe",
     "refuse_existing",
     "slug",
@@ -98,16 +99,25 @@ def target_of(given: str | None, labels: Sequence[str]) -> str | int | None:
 
 def read_recipe(given: str) -> str | Recipe:
     """The recipe in a `.toml` or `.json` file; anything else is a name, which is returned as it is."""
+    readers = {".toml": Recipe.from_toml, ".json": Recipe.from_json}
+    suffix = Path(given).suffix
+    return readers[suffix](read_file("recipe", given)) if suffix in readers else given
+
+
+def read_file(what: str, given: str) -> str:
+    """The text of a file that says what is asked for.
+
+    Raises:
+        UnknownNameError: no such file.
+        RecipeError: it cannot be read.
+    """
     path = Path(given)
-    if path.suffix not in (".toml", ".json"):
-        return given
     if not path.is_file():
-        raise UnknownNameError(f"recipe file {given!r}: no such file")
+        raise UnknownNameError(f"{what} file {given!r}: no such file")
     try:
-        content = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe file {given!r} cannot be read: {error}") from None
-    return Recipe.from_toml(content) if path.suffix == ".toml" else Recipe.from_json(content)
+        raise RecipeError(f"{what} file {given!r} cannot be read: {error}") from None
 
 
 def family_options(given: Sequence[str]) -> dict[str, Any]:
