@@ -13,7 +13,6 @@ from vlcam.archive import write_text
 from vlcam.errors import FileError
 from vlcam.reporting import fragment, latex, markdown
 from vlcam.reporting.checklist import Row, checklist
-from vlcam.reporting.page import page
 from vlcam.reporting.prose import paragraph
 from vlcam.reporting.source import Source, source
 
@@ -105,6 +104,8 @@ class Report:
 
     def to_html(self) -> str:
         """One page that needs nothing else: pictures, words, every choice, the record."""
+        from vlcam.reporting.page import page  # jinja2 and latex2mathml are only needed here
+
         return page(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
