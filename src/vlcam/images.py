@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vlcam.errors import InputError
 
-__all__ = ["ImageSource", "SourceImage", "encoded_bytes", "open_image", "pixels_sha256"]
+__all__ = ["ImageSource", "SourceImage", "open_image", "pixels_sha256"]
 
 ImageSource = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
 Step = dict[str, Any]
@@ -89,15 +89,6 @@ def pixels_sha256(rgb: Image.Image) -> str:
     for top in range(0, rgb.height, _STRIP):
         digest.update(rgb.crop((0, top, rgb.width, min(top + _STRIP, rgb.height))).tobytes())
     return digest.hexdigest()
-
-
-def encoded_bytes(source: SourceImage) -> bytes:
-    """The bytes of the file that the image came from; of a PNG of its pixels where there was no file."""
-    if source.encoded is not None:
-        return source.encoded
-    buffer = io.BytesIO()
-    source.rgb.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _read(path: Path) -> bytes:
